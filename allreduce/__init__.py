@@ -176,7 +176,7 @@ if not TYPE_CHECKING:  # else type checkers would believe that every name is the
 
 
 def __dir__() -> list[str]:
-    # Without what this file uses itself; with the rooms that have been imported.
+    # Without this file's own imports; with the packages that have been imported.
     used = (n for n, v in globals().items() if getattr(v, "__name__", "") == f"{__name__}.{n}")
     dunders = (name for name in globals() if name.startswith("__"))
     return sorted({*dunders, *used, *__all__, "__version__"})

@@ -72,9 +72,9 @@ def set_logical_devices(kind: str, count: int, memory_limit: int | None = None) 
     Args:
         kind: "CPU".
         count: How many there are to be.
-        memory_limit: The bytes that steps may use on each: for variables, gradients, optimizers'
-            slots and values, but for those of steps that run eagerly. More is an OutOfMemoryError.
-            None for what the machine has.
+        memory_limit: The bytes that steps may use on each, for variables, gradients, slots and
+            values (of eager steps, no values). Exceeding it raises an OutOfMemoryError. None: the
+            machine's memory.
 
     Raises:
         UsageError: Logical devices are in use already, in another number or with another limit.
@@ -99,7 +99,7 @@ def get_log_device_placement() -> bool:
 
 
 def get_buckets() -> int | tuple[str, ...] | None:
-    """Say what cuts gradients into buckets: bytes, names, or None for 4 MiB."""
+    """Set how gradients are cut into buckets: by bytes, at names, or None for 4 MiB."""
     return options.current().buckets
 
 
@@ -109,7 +109,7 @@ def get_shard_everywhere() -> bool:
 
 
 def get_pipelining() -> bool:
-    """Say whether what a step's streams do, and the making of batches, may overlap."""
+    """Set whether a step's streams and the preparation of batches may overlap."""
     return options.current().pipelining
 
 
@@ -119,7 +119,7 @@ def functions_run_eagerly() -> bool:
 
 
 def floatx() -> str:
-    """Give the dtype of layers that are not told theirs."""
+    """Return the dtype of layers that are made without one."""
     return options.current().floatx
 
 
@@ -127,9 +127,9 @@ class _Threading:
     """`ar.config.threading`: how many threads do the work."""
 
     def set_intra_op_parallelism_threads(self, count: int) -> None:
-        """Let one op of this process use `count` BLAS threads, from now on.
+        """Set the number of BLAS threads of an operation of this process, from now on.
 
-        It wins over OMP_NUM_THREADS and its kin, and over what the library would choose.
+        Takes precedence over OMP_NUM_THREADS and similar variables, and over the library's choice.
         """
         options.set_intra_op_threads(count)
         devices.limit_blas_threads(count)
@@ -139,13 +139,12 @@ class _Threading:
         return options.current().intra_op_threads or 0
 
     def set_inter_op_parallelism_threads(self, count: int) -> None:
-        """Let up to `count` operations of a step that do not depend on each other run at once.
+        """Set how many independent operations of a step may run at once.
 
-        It holds for what is traced from then on; 1, which it is at first, is a replica's own
-        thread. The others are the process's: its replicas share them. Results are the same bits;
-        values share no memory then, so that a step needs more of it. Matrix products use the
-        intra-op threads besides. Under `enable_check_numerics` one thread runs all: there is a
-        first operation then.
+        Applies to steps traced afterwards. The default, 1, is a replica's own thread; the replicas
+        of a process share the others. Results have the same bits. Values then share no memory, so a
+        step needs more of it. Matrix products also use the intra-op threads. Under
+        `enable_check_numerics` one thread runs all operations, so that one is the first.
         """
         options.set_inter_op_threads(count)
 
@@ -158,15 +157,15 @@ threading = _Threading()
 
 
 class _UnknownPassError(UsageError, KeyError):
-    """There is no such pass; a KeyError, so that `in` and `get` do what they do for any mapping."""
+    """An unknown pass; a KeyError, so that `in` and `get` work as for any mapping."""
 
     __str__ = Exception.__str__  # KeyError's puts the message in quotes
 
 
 class _Passes(MutableMapping[str, bool]):
-    """`ar.config.passes`: which optional passes make programs quicker; `passes["fuse"] = False`.
+    """`ar.config.passes`: switches of the optional passes, as in `passes["fuse"] = False`.
 
-    They hold for what is traced from then on; results are the same to rounding without any of them.
+    They apply to steps traced afterwards; without them results are equal up to rounding.
     """
 
     def __getitem__(self, name: str) -> bool:

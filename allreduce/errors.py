@@ -137,7 +137,7 @@ class OutOfMemoryError(AllreduceError, MemoryError):
 
 
 class NumericsError(AllreduceError, ArithmeticError):
-    """A value that has to be finite is not."""
+    """A value that must be finite is not."""
 
 
 class InternalError(AllreduceError):

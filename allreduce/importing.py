@@ -86,7 +86,7 @@ def _uncollected() -> Iterator[None]:
 
 def _settle() -> None:
     """Move new objects to the oldest generation, as skipped collections would have done."""
-    if not gc.get_freeze_count():  # else the program has frozen objects of its own
+    if not gc.get_freeze_count():  # else the program has frozen objects itself
         gc.freeze()
         gc.unfreeze()  # into the oldest generation
 

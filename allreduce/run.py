@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Annotated
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
-    # Nothing has to end yet, so that Ctrl-C needs no traceback. Where it is ignored, as for a
-    # shell's background jobs, it stays so.
+    # Nothing has started yet, so Ctrl-C needs no traceback. If it is ignored, as in a shell's
+    # background jobs, it stays ignored.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import typer

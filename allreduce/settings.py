@@ -143,7 +143,7 @@ class Settings:
 
 
 def check(name: str, value: object) -> Any:
-    """Check an argument that corresponds to the setting `name`; returns what `load` would.
+    """Check an argument that corresponds to the setting `name`; return its value, as `load` does.
 
     Numbers must be numbers here; their texts are accepted from variables only.
 
@@ -170,7 +170,7 @@ def _as_text(row: Setting, value: object) -> str:
             raise TypeError
         return repr(float(value))
     if row.name in ("RANK", "SIZE"):
-        return str(operator.index(value))  # type: ignore[arg-type]  # raises for what is no integer
+        return str(operator.index(value))  # type: ignore[arg-type]  # raises if it is no integer
     if not isinstance(value, str):
         raise TypeError
     return value

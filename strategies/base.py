@@ -112,8 +112,8 @@ class Strategy(Replicator):
             UsageError: The operation is unknown, a PerReplica has not one part for each of this
                 process's replicas, or no replica has anything to take the mean of.
             ShapeError: The parts have different shapes, or no such axis.
-            MismatchError: Ranks have parts of different dtypes or shapes, or one of them has asked
-                for what cannot be done; on all ranks.
+            MismatchError: Ranks have parts of different dtypes or shapes, or one rank's request is
+                invalid; on all ranks.
         """
         check_outside("reduce", "use ar.all_reduce there")
         with telling(self, "reduce"):
@@ -124,7 +124,7 @@ class Strategy(Replicator):
             value = pytree.map_leaves(self._per_replica, value)
             for leaf in pytree.leaves(value):
                 _check_parts(leaf.values, axis)
-        # In every call: who remembers what was agreed on would not meet a rank that differs.
+        # In every call: a rank that skipped the comparison would not meet one that differs.
         facts = {"op": option(op), "axis": option(axis), "the value": _kind(value, axis)}
         check_equal(self, "reduce", facts)
         return pytree.map_leaves(lambda leaf: self._reduce(op, leaf, axis), value)
@@ -199,7 +199,7 @@ def _rows(rows: np.ndarray) -> Fact:
 
 
 def _kind(value: Any, axis: int | None) -> Fact:
-    """Make a fact of what the parts of a structure must have in common to be added up."""
+    """Make a fact of the properties that parts of a structure need in common to be added."""
     paths = pytree.paths(value)
     parts = [leaf.values[0] for leaf in pytree.leaves(value)]
     shown = ", ".join(
@@ -234,7 +234,7 @@ def _without(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
 
 
 def _weighted(value: np.ndarray, weight: int, axis: int | None) -> np.ndarray:
-    """Return what one replica adds to a mean: its elements' sums, and last their count."""
+    """Return one replica's contribution to a mean: the sums of its elements, and their count."""
     wide = value.astype(np.float64)
     if axis is not None:
         wide, weight = np.asarray(wide.sum(axis=axis)), value.shape[axis]

@@ -41,7 +41,7 @@ class MirroredStrategy(Strategy):
 
 
 def local_devices(devices: Sequence[str | DeviceName] | None = None) -> list[DeviceName]:
-    """Complete device names, or list what a process's replicas run on by default.
+    """Complete device names, or list the default devices of a process's replicas.
 
     Raises:
         UsageError: No device is left, or one is named twice.
@@ -59,7 +59,7 @@ def local_devices(devices: Sequence[str | DeviceName] | None = None) -> list[Dev
 
 
 def deal_out(devices: Sequence[DeviceName], each: int) -> list[Sequence[DeviceName]]:
-    """Give each replica as many devices as it is to own.
+    """Assign each replica its number of devices.
 
     Raises:
         UsageError: Some would be left over.

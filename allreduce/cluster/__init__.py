@@ -1,7 +1,7 @@
-"""Who takes part: worlds from arguments, `ALLREDUCE_…` variables, MPI, Slurm, or alone.
+"""Find the world of a process: from arguments, `ALLREDUCE_…` variables, MPI, Slurm, or alone.
 
 `join()` asks the resolvers in the order of precedence (docs/cluster.md); the first that claims the
-process wins, and what the others would have said is in `World.why`, logged once by rank 0.
+process wins. `World.why`, logged once by rank 0, also names the claims of the others.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def join(
         rank: This process's rank.
         size: How many ranks the job has.
         leader: `host:port` of the group leader.
-        secret: What all ranks have to know; needed unless the leader is on the loopback interface.
+        secret: The job secret, equal on all ranks; needed unless the leader is on the loopback
+            interface.
         timeout: Seconds to wait for the other ranks, and longest silence of a member.
 
     Raises:
@@ -83,7 +84,7 @@ def join(
         named = {"rank": rank, "size": size, "leader": leader, "secret": secret, "timeout": timeout}
         request = _request(read, named)
         place = launchers.rank_of_several(os.environ) if request.rank is None else request.rank
-        if place is not None:  # for what is said of a long wait
+        if place is not None:  # for reports of long waits
             configure_logging(place, read.log_level)
         world = _resolve(request)
         generations.count()
@@ -92,7 +93,7 @@ def join(
 
 
 def _introduce(world: World, read: settings.Settings) -> None:
-    """Log by rank from now on, and first what this world is."""
+    """Log with the rank from now on, and first the world itself."""
     configure_logging(world.rank, read.log_level)
     if world.rank == 0:
         logger.info("%s", world.why)
@@ -102,13 +103,13 @@ def _introduce(world: World, read: settings.Settings) -> None:
 
 
 def _warns(world: World, read: settings.Settings) -> bool:
-    """Say whether this rank speaks of its variables: what a launcher started on a host has its."""
+    """Return whether this rank logs its variables: one per host if a launcher started the ranks."""
     own = world.source == "leader" and read.launched is None  # one that somebody started by hand
     return own or world.local_rank == 0
 
 
 def _request(read: settings.Settings, named: dict[str, Any]) -> Request:
-    """Merge the arguments with what the environment says."""
+    """Merge the arguments with the environment's variables."""
     if named["leader"] is not None:
         named["leader"] = settings.check("LEADER", named["leader"])
     if isinstance(named["secret"], str):
@@ -132,7 +133,7 @@ def _resolve(request: Request) -> World:
 
 
 def _wants(loser: Resolver, request: Request) -> str | None:
-    """Say what a source that has lost would claim; its errors are no longer anybody's problem."""
+    """Describe the claim of a source that lost; its errors no longer matter."""
     try:
         return loser.claim(request)
     except AllreduceError as error:

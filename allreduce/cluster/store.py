@@ -46,12 +46,12 @@ class Store(ABC):
         """Return the value of `key`, blocking until some member has set it.
 
         Raises:
-            TimeoutError: Nobody set it within `timeout` seconds; the message names the key.
+            TimeoutError: No member set it within `timeout` seconds; the message names the key.
         """
 
     @abstractmethod
     def try_get(self, key: str, patience: float, timeout: float = 0.0) -> bytes | None:
-        """Return the value of `key`, or None if nobody has set it.
+        """Return the value of `key`, or None if it is not set.
 
         Args:
             key: The key.
@@ -84,7 +84,7 @@ class Store(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Leave. What this member had set stays for the others. Closing twice is harmless."""
+        """Leave. Values that this member set stay for the others. Closing twice is harmless."""
 
 
 class LocalStore(Store):
@@ -147,7 +147,7 @@ class LocalStore(Store):
 class SubsetStore(Store):
     """A subset's part of its parent's store.
 
-    Its keys are the parent's keys under a prefix of its own. As in the parent, a wait for a key
+    Its keys are the parent's keys under a separate prefix. As in the parent, a wait for a key
     fails once any member of the parent has died. Closing it does not close the parent; once all
     members have closed it, its keys are deleted.
 

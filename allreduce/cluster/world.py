@@ -50,7 +50,7 @@ class _Generations:
         self.next = 1
 
     def count(self) -> None:
-        """Count a successful join; a failed one leaves its number to the next attempt."""
+        """Count a successful join; after a failed one the next attempt gets its number."""
         self.next += 1
 
 
@@ -146,10 +146,10 @@ class World:
         )
 
     def scope(self, name: str) -> World:
-        """Make the world of the same members with a part of the store to themselves.
+        """Make a world of the same members with its own part of the store.
 
-        As a subset of all, but they keep their numbers. When all have closed it, nothing of what
-        they set is left.
+        Like a subset of all members, who keep their numbers. When all have closed it, its keys are
+        deleted.
         """
         known = tuple(member.world_rank for member in self.members)
         store = SubsetStore(self.store, name, known, self.rank)

@@ -157,7 +157,7 @@ class Stager:
         Args:
             replica: Its index in this process.
             rows: In the host's memory; must not change until `finish`.
-            own: Whether nobody else can change the rows later, so that no copy is needed.
+            own: Whether the rows cannot be changed later, so that no copy is needed.
         """
         device, stream = self._devices[replica], self._streams[replica]
         if stream is None:

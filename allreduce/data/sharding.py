@@ -83,11 +83,11 @@ class Replicated:
 
 @dataclass(frozen=True)
 class Sharded:
-    """Every rank has rows of its own and contributes its share of each batch until they run out.
+    """Every rank has its own rows, and contributes its share of each batch until they run out.
 
     Attributes:
-        rows: How many rows each rank has.
-        replicas: How many replicas each rank has.
+        rows: The number of rows of each rank.
+        replicas: The number of replicas of each rank.
     """
 
     rows: tuple[int, ...]
@@ -132,7 +132,7 @@ class Sharded:
 
 
 def check_batch_size(batch_size: int) -> None:
-    """Refuse what is no batch size.
+    """Check a batch size.
 
     Raises:
         UsageError: It is not an integer above 0.

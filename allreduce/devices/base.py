@@ -131,11 +131,11 @@ class Device(ABC):
 
         Args:
             nbytes: Its size.
-            contents: What it is for, as errors list it.
+            contents: Its purpose, as errors list it.
 
         Raises:
-            OutOfMemoryError: There is no room for it, or no more under the device's limit; the
-                message names device and bytes, and the largest parts of what is in use.
+            OutOfMemoryError: The memory, or the device's limit, is exhausted; the message names
+                device, bytes, and the largest parts in use.
         """
 
     @abstractmethod
@@ -158,14 +158,14 @@ class Device(ABC):
 
     @abstractmethod
     def holds(self, array: Any) -> bool:
-        """Say whether the device's work can use an array as it is."""
+        """Return whether the device can use an array without a copy."""
 
     @abstractmethod
     def stream(self, name: str) -> Stream:
         """Make a stream; `name` ("compute", "collective") is for people."""
 
     def own(self, kind: str) -> Stream:
-        """Return the device's own stream for one kind of work, which all share who have some."""
+        """Return the device's stream for one kind of work; all programs share it."""
         with self._owning:
             if kind not in self._own:
                 self._own[kind] = self.stream(kind)
@@ -212,10 +212,10 @@ class Buffer:
 
     @classmethod
     def of(cls, array: Any, device: Device, *, symmetric: bool = False) -> Buffer:
-        """Wrap memory that someone else made, without copying; its owner stays alive.
+        """Wrap existing memory without copying; its owner stays alive.
 
         Args:
-            array: One contiguous piece: an ndarray, or what offers an array interface, DLPack or
+            array: Contiguous memory: an ndarray, or an object with an array interface, DLPack or
                 the buffer protocol. Read-only memory gives read-only views.
             symmetric: All members of a communicator have mapped it; only its maker knows.
         """

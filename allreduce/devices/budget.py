@@ -11,16 +11,16 @@ from collections.abc import Iterable, Sequence
 
 from allreduce.errors import OutOfMemoryError
 
-# What held the last user's memory may be garbage that waits for the collector. Three rounds free a
-# model: its functions, then the programs that were compiled of them, then their arenas and values.
+# Unused memory may be garbage that the collector has not freed yet. Three rounds free a model: its
+# functions, then the compiled programs, then their arenas and values.
 _COLLECTIONS = 3
 
-# What lies in memory, for errors: the bytes of each part, and what it is.
+# The contents of memory, for errors: the bytes and purpose of each part.
 Contents = Sequence[tuple[int, str]]
 _LISTED = 5  # parts in an error
 
 _collecting = threading.Lock()
-# As what is collected may wait for a thread that wants to collect, nobody waits for ever.
+# Bounded, because a finalizer may wait for a thread that wants to collect.
 _COLLECTING_SECONDS = 2.0
 
 
@@ -35,7 +35,7 @@ def _collect() -> None:
 
 
 def largest(contents: Iterable[tuple[int, str]]) -> str:
-    """List the largest parts of what lies in memory, for the end of a message."""
+    """List the largest parts in memory, for the end of a message."""
     parts = sorted(Counter(contents).items(), key=lambda part: -part[0][0])
     lines = [
         f"\n  {f'{times} × ' if times > 1 else ''}{nbytes} bytes: {what}"
@@ -67,17 +67,16 @@ class Budget:
         return sum(nbytes for nbytes, _ in list(self._held.values()))
 
     def take(self, nbytes: int, contents: Contents = ()) -> int:
-        """Count memory that is about to be made; returns what `give_back` takes.
+        """Count memory before it is allocated; return the token for `give_back`.
 
         Args:
-            nbytes: How much.
-            contents: What it is for.
+            nbytes: The bytes.
+            contents: Its purpose.
 
         Raises:
-            OutOfMemoryError: It would be more than the limit, also without what nobody uses any
-                more.
+            OutOfMemoryError: It would exceed the limit, even after garbage collection.
         """
-        # Not under the lock: what is collected may wait for threads, and these for the lock.
+        # Not under the lock: finalizers may wait for threads, and these for the lock.
         for _ in range(_COLLECTIONS):
             if self._fits(self.used, nbytes):
                 break
@@ -97,7 +96,7 @@ class Budget:
             return number
 
     def largest(self, asked: Contents = ()) -> str:
-        """List the largest parts of what is in use, and of what was asked for in vain."""
+        """List the largest parts in use, and the request that failed."""
         wanted = [(nbytes, f"{what}, which was asked for") for nbytes, what in asked]
         held = [part for _, contents in list(self._held.values()) for part in contents]
         return largest((*wanted, *held))
@@ -106,9 +105,9 @@ class Budget:
         return self.limit is None or used + nbytes <= self.limit
 
     def give_back(self, number: int) -> None:
-        """Count no longer what a `take` has counted."""
+        """Undo the count of a `take`."""
         del self._held[number]
 
     def until_gone(self, number: int, owner: object) -> None:
-        """Give back what was taken when nobody uses `owner` any more."""
+        """Give it back when `owner` is freed."""
         weakref.finalize(owner, self.give_back, number).atexit = False

@@ -44,7 +44,7 @@ class CpuEvent(Event):
 
 
 class CpuStream(Stream):
-    """Work done at once, on the calling thread: what was given to the stream is finished.
+    """A stream that runs work at once, on the calling thread.
 
     An event is therefore complete when recorded. Waiting for one checks the order of the program:
     on a device with real streams, a wait before the record would be a race.

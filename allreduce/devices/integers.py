@@ -1,4 +1,4 @@
-"""Integers from outside: what counts as one, NumPy's too, and what is said of the rest."""
+"""Check integers from callers; NumPy's count as integers, too."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ def integer(what: str, value: object, low: int | None = None) -> int:
     """Return `value` as an int.
 
     Args:
-        what: What it is, for the message.
-        value: An int, or what stands for one without loss; a bool does not.
-        low: The least that is allowed, if there is one.
+        what: Its name, for the message.
+        value: An int, or an object that converts to one without loss; a bool does not.
+        low: The least allowed value, if any.
 
     Raises:
         UsageError: It is no integer, or below `low`.
@@ -21,7 +21,7 @@ def integer(what: str, value: object, low: int | None = None) -> int:
     try:
         if isinstance(value, bool):
             raise TypeError
-        number = operator.index(value)  # type: ignore[arg-type]  # raises for what is no integer
+        number = operator.index(value)  # type: ignore[arg-type]  # raises if it is no integer
         if low is not None and number < low:
             raise ValueError
     except (TypeError, ValueError):

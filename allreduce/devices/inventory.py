@@ -44,8 +44,8 @@ class Inventory:
 
         Args:
             kind: "CPU".
-            count: How many there are to be.
-            memory_limit: The bytes that each may give away; None for what the machine has.
+            count: Their number.
+            memory_limit: The bytes that each may allocate; None for the machine's memory.
 
         Raises:
             UsageError: Logical devices are in use already, in another number or with another limit.
@@ -93,10 +93,10 @@ class Inventory:
         return [device for device in self.logical() if name.matches(device.name)]
 
     def lookup(self, name: str | DeviceName) -> Device:
-        """Give the device that a name means; open fields are filled with this task and `CPU:0`.
+        """Return the device of a name; open fields are filled with this task and `CPU:0`.
 
         Raises:
-            DeviceError: There is no such device here; the message lists what there is.
+            DeviceError: There is no such device here; the message lists the existing ones.
         """
         full = DeviceName.parse(name).complete()
         devices = self.logical()
@@ -122,7 +122,7 @@ def _known(kind: str) -> str:
 
 
 def _reason(name: DeviceName, devices: list[Device]) -> str:
-    """Say why a complete name fits none of the devices, and what to do."""
+    """Explain why a complete name fits none of the devices, and name the remedy."""
     places = [device.name.local for device in devices]
     there_are = f"there are {', '.join(places)}"
     if (name.job, name.replica, name.task) != (LOCAL_CPU.job, LOCAL_CPU.replica, LOCAL_CPU.task):

@@ -1,7 +1,7 @@
 """Device names: TensorFlow's, in full or in part and as people write them.
 
 A name has five fields: job, replica, task, kind and index. Each may be left open; open fields are
-filled by the enclosing scopes (`merge`) and at last by what runs here (`complete`).
+filled from the enclosing scopes (`merge`) and then from this process (`complete`).
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class DeviceName:
 
     @classmethod
     def parse(cls, text: str | DeviceName) -> DeviceName:
-        """Read a name in any of the forms in `FORMS`; a name already parsed is returned as it is.
+        """Parse a name in any of the forms in `FORMS`; return a parsed name unchanged.
 
         `*` leaves a field open, as does leaving it out; the empty text leaves all of them open.
 
         Raises:
-            DeviceError: The text is no device name; the message shows what is.
+            DeviceError: The text is no device name; the message shows valid forms.
         """
         if isinstance(text, DeviceName):
             return text
@@ -102,7 +102,7 @@ class DeviceName:
         return f"{self.kind or _OPEN}:{_OPEN if self.index is None else self.index}"
 
     def merge(self, outer: DeviceName) -> DeviceName:
-        """Fill open fields from an enclosing scope's name; what is set here wins.
+        """Fill open fields from an enclosing scope's name; fields that are set win.
 
         An index counts devices of one kind, so `CPU` inside `GPU:1` is any CPU and not `CPU:1`.
         """
@@ -120,7 +120,7 @@ class DeviceName:
         """Fill every open field, so that the result names exactly one device.
 
         Args:
-            default: Where open fields come from; what it leaves open comes from `LOCAL_CPU`.
+            default: The source of open fields; `LOCAL_CPU` fills the rest.
         """
         merged = self if default is None else self.merge(default)
         merged = merged.merge(LOCAL_CPU)
@@ -144,7 +144,7 @@ LOCAL_CPU = DeviceName(job="worker", replica=0, task=0, kind="CPU", index=0)
 
 
 def _read_part(text: str, part: str) -> dict[str, str | int | None]:
-    """Read what stands between two slashes: one field, or a device's kind and index."""
+    """Parse the text between two slashes: one field, or a device's kind and index."""
     head, _, rest = part.partition(":")
     if head.upper() in SHORT_KINDS:
         return _device(text, head, rest if ":" in part else _OPEN)

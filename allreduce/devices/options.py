@@ -16,17 +16,17 @@ FLOATS = ("float32", "float64")
 
 @dataclass(frozen=True)
 class Options:
-    """What is chosen now; setters put a new one in its place."""
+    """The current options; setters replace the object."""
 
     soft_device_placement: bool = False  # fall back where a device is missing, with a warning
     log_device_placement: bool = False  # log each op's device and why
     check_numerics: bool = False  # look for NaN and Inf in every operation's value
     sync_errors: bool = False  # let each instruction end, and look around it, before the next
-    buckets: int | tuple[str, ...] | None = None  # bytes, or what each begins with; None: 4 MiB
-    shard_everywhere: bool = False  # update in slices also where nobody maps the others' memory
-    pipelining: bool = True  # start collectives, and make batches, before anybody waits for them
+    buckets: int | tuple[str, ...] | None = None  # bytes, or first names; None: 4 MiB
+    shard_everywhere: bool = False  # sharded updates also without shared memory
+    pipelining: bool = True  # start collectives and prepare batches before they are awaited
     functions_run_eagerly: bool = False  # compute steps op by op, with values to look at
-    floatx: str = "float32"  # what layers compute in unless told otherwise
+    floatx: str = "float32"  # the default dtype of layers
     intra_op_threads: int | None = None  # BLAS threads per process; None: the library chooses
     inter_op_threads: int = 1  # that run operations of one replica
 
@@ -35,7 +35,7 @@ _current = Options()
 
 
 def current() -> Options:
-    """Give what is chosen now."""
+    """Return the current options."""
     return _current
 
 
@@ -54,19 +54,18 @@ def set_log_device_placement(enabled: bool) -> None:
 def enable_check_numerics(enabled: bool = True) -> None:
     """Choose whether the first operation that makes a NaN or Inf raises NumericsError.
 
-    It says which, at which line, in which step, and what its inputs were. It holds for what is
-    traced from then on, and costs a look at every value.
+    The error names the operation, its line, the step, and its inputs. Applies to steps traced
+    afterwards, and reads every value.
     """
     _replace(check_numerics=_flag("check_numerics", enabled))
 
 
 def enable_sync_errors(enabled: bool = True) -> None:
-    """Choose whether each instruction of a step raises its own errors, and nothing else its.
+    """Choose whether each instruction of a step completes, and raises its errors, before the next.
 
-    It ends before the next one begins, collectives too. NumPy does not write to inputs that kernels
-    get, and what kernels write next to their output is found, as is what users' write to inputs. It
-    holds for what is traced from then on, and costs memory and time: values do not share memory,
-    and nothing overlaps.
+    Collectives complete, too. NumPy cannot write to the inputs of kernels. Writes of kernels next
+    to their output, and of users' kernels to inputs, are detected. Applies to steps traced
+    afterwards. It costs memory and time: values do not share memory, and nothing overlaps.
     """
     _replace(sync_errors=_flag("sync_errors", enabled))
 
@@ -101,23 +100,24 @@ def set_buckets(cuts: SupportsIndex | Sequence[str] | None) -> None:
 
 
 def set_shard_everywhere(enabled: bool) -> None:
-    """Choose whether large buckets are updated in slices over any transport, not only on one host.
+    """Choose whether large buckets get sharded updates over any transport, not only on one host.
 
-    Each replica then keeps what its optimizer knows of its own slices alone, and
-    `optimizer.consolidate()`, on all ranks, brings that together before one of them saves it; `fit`
-    ends with that. It holds for optimizers whose first step is traced from then on, and where all
-    ranks choose it. Results are the same bits.
+    Each replica then has only its own slices of the optimizer's slots. `optimizer.consolidate()`,
+    on all ranks, makes them whole before a rank saves them; `fit` ends with it. Applies to
+    optimizers whose first step is traced afterwards, and must be equal on all ranks. Results have
+    the same bits.
     """
     _replace(shard_everywhere=_flag("shard_everywhere", enabled))
 
 
 def set_pipelining(enabled: bool) -> None:
-    """Choose whether a step's work overlaps: that of its streams, and the making of its batches.
+    """Choose whether the streams of a step, and the preparation of its batches, overlap.
 
-    Without it, with one inter-op thread, a collective is over before the next instruction begins,
-    and a batch is made when the step wants it: to find out what only goes wrong when things
-    overlap, and how much time they save (`ar.observe.explain` tells). It holds from the next step,
-    and the next pass over a dataset, on; results are the same bits. Ranks need not choose alike.
+    Without overlap, and with one inter-op thread, a collective completes before the next
+    instruction begins, and a batch is prepared when the step needs it. Use it to find errors that
+    only occur with overlap, and to measure the time saved (`ar.observe.explain` shows it). Applies
+    from the next step, and the next pass over a dataset. Results have the same bits. Ranks may
+    differ.
     """
     _replace(pipelining=_flag("pipelining", enabled))
 
@@ -132,7 +132,7 @@ def run_functions_eagerly(run_eagerly: bool) -> None:
 
 
 def set_floatx(dtype: str) -> None:
-    """Choose the dtype of layers that are not told theirs: `float32` or `float64`."""
+    """Choose the dtype of layers that are made without one: `float32` or `float64`."""
     if dtype not in FLOATS:
         raise unknown_name("floatx", dtype, FLOATS)
     _replace(floatx=dtype)

@@ -1,6 +1,6 @@
-"""How many threads BLAS gets: the cores of this process, shared by the replicas on its host.
+"""Set the number of BLAS threads: this process's cores, divided by the replicas on its host.
 
-Who decides, first one wins: `ar.config.threading.set_intra_op_parallelism_threads`; the variables
+The first of these decides: `ar.config.threading.set_intra_op_parallelism_threads`; the variables
 in `BLAS_VARIABLES`, in that order; max(1, cores in the affinity mask ÷ replicas on this host).
 """
 
@@ -15,7 +15,7 @@ from allreduce.devices import options
 from allreduce.devices.integers import integer
 from allreduce.events import logger
 
-# What BLAS libraries themselves read. A user who has set one has decided; so has a batch system.
+# Variables that BLAS libraries read. If a user or a batch system has set one, it decides.
 BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "OMP_NUM_THREADS")
 
 

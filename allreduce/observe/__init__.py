@@ -1,4 +1,4 @@
-"""What training did, for people to look at."""
+"""Inspect training: a timeline and an explanation."""
 
 from allreduce.observe.explanation import explain
 from allreduce.observe.timeline import Timeline, timeline

@@ -1,4 +1,4 @@
-"""What a step does, where and why, and how well its latest run hid its communication."""
+"""Explain a step: instructions, placement, and how much communication its latest run hid."""
 
 from __future__ import annotations
 
@@ -36,15 +36,14 @@ _IN_WAITS = "shared"
 def explain(
     strategy: Replicator, step: Callable[..., Any], picture: str | PathLike[str] | None = None
 ) -> None:
-    """Print what this process's first replica does in a step, on rank 0 alone.
+    """Print the work of this process's first replica in a step, on rank 0 only.
 
-    Per device the instructions of the program, over its streams; each variable and the operations
-    with their device and the reason for it; the bytes of each transfer, and those that only bring
-    back what had been sent; each bucket, when it was ready, and what share of their bytes was
-    hidden behind computation in the latest run; how much of the making of its batch was hidden; how
-    long steps took with pipelining, and without it, where some ran so; and the memory of the values
-    beside what is in use at the worst moment, below which no plan can be. There is no
-    communication.
+    It shows the instructions per device and stream; the device of each variable and operation, with
+    the reason; the bytes of each transfer, and of transfers that return what had been sent; each
+    bucket, when it was ready, and the share of bytes hidden behind computation in the latest run;
+    the hidden share of the batch's preparation; the duration of steps with pipelining, and without
+    it if some ran so; and the memory of the values, with the lower bound of any plan. It does not
+    communicate.
 
     Args:
         strategy: Whose replicas run it.
@@ -194,7 +193,7 @@ def _transfers(program: Program) -> Iterator[str]:
 
 
 def _with_the_host(program: Program, devices: list[DeviceName]) -> Iterator[str]:
-    """Say what devices get from the host, and what it gets from them."""
+    """Describe the transfers between devices and the host."""
     for node in (each.node for each in program.instructions):
         if node.op not in ("feed", "fetch") or node.device is None:
             continue
@@ -263,7 +262,7 @@ def _collective(frame: Frame, node: Node) -> str:
 
 
 def _pipelining(bound: BoundProgram) -> Iterator[str]:
-    """Say how long steps took, and what pipelining gave where they ran without it, too."""
+    """Describe the duration of steps, and the gain of pipelining if some ran without it."""
     for how, name in ((True, "with"), (False, "without")):
         if seconds := bound.recent.seconds(how):
             middle = _ms(statistics.median(seconds))

@@ -1,4 +1,4 @@
-"""Recording what all ranks do, on one clock: a trace for Perfetto or Chrome's tracing page.
+"""Record the work of all ranks on one clock, as a trace for Perfetto or Chrome's tracing page.
 
 Source of the format: Trace Event Format, Google, "Complete Events" and "Metadata Events".
 """
@@ -25,8 +25,8 @@ from allreduce.training.facts import check_equal, telling
 
 _ROUNDS = 8  # of comparing clocks between hosts; the one in which ranks met fastest counts
 
-# Name, start, seconds, lane, thread, what else. The thread is the one that did nothing else
-# meanwhile; what goes on beside its thread has none.
+# Name, start, seconds, lane, thread, further fields. The thread is the one that was busy with it;
+# spans that do not occupy a thread have none.
 Span = tuple[str, float, float, str, str, dict[str, Any]]
 
 
@@ -40,8 +40,8 @@ def timeline(path: str | PathLike[str]) -> Timeline:
 
     Ranks of one host share a clock; between hosts clocks agree to about the time of a barrier.
 
-    If the block raises, nobody waits for others: each such rank writes what it has recorded itself
-    to "<name>.rank<number>.json".
+    If the block raises on a rank, it does not wait for others, and writes its own records to
+    "<name>.rank<number>.json".
 
     Args:
         path: The file, "trace.json".
@@ -136,7 +136,7 @@ def _behind(communicator: Communicator) -> float:
         communicator.barrier()
         rounds.append((before, time.perf_counter()))
     found = exchange(communicator, "clocks", np.asarray(rounds))  # (ranks, rounds, 2)
-    spent = (found[:, :, 1] - found[:, :, 0]).min(axis=0)  # by the last who came to each
+    spent = (found[:, :, 1] - found[:, :, 0]).min(axis=0)  # by the last member of each
     ends = found[:, int(spent.argmin()), 1]
     on_first = next(ranks for ranks in world.hosts if 0 in ranks)
     return 0.0 if communicator.rank in on_first else float(ends[communicator.rank] - ends[0])
@@ -169,9 +169,9 @@ def _write(path: Path, ranks: Sequence[tuple[int, Sequence[Span]]]) -> None:
 
 
 def _apart(spans: Sequence[Span]) -> list[Span]:
-    """Give what was under way at once lanes of its own.
+    """Give overlapping spans separate lanes.
 
-    In one, viewers show what another span contains below that, and no other overlaps.
+    Within a lane, viewers can show nested spans, but no other overlaps.
     """
     open_in: dict[str, list[list[tuple[float, str]]]] = {}  # of each lane's parts: end and thread
     found = []

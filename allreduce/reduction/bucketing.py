@@ -20,8 +20,8 @@ BUCKET_BYTES = 4 << 20
 class Bucket:
     """Elements `start` to `stop` of the gradients, holding the spans `first` to `last` (exclusive).
 
-    The first bucket starts with the header, unless that goes by itself. `parameters_start` is where
-    its parameters start.
+    The first bucket starts with the header, unless that is a bucket itself. `parameters_start` is
+    the offset of its parameters.
     """
 
     index: int

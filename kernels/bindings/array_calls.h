@@ -1,4 +1,4 @@
-// From arrays of Python to calls: what bindings of the shared transport's member have in common.
+// From Python's arrays to calls: shared by the bindings of the shared transport's member.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -23,13 +23,13 @@ inline Call decode(std::uint32_t kind) {
 // Elements of the call, which the arrays must fit.
 std::uint64_t count_of(const Call& call, const Details& details, const View& in, const View& out,
                        std::uint64_t members);
-// A hash of what must be the same on all members besides the signature.
+// A hash of everything that must agree on all members besides the signature.
 std::uint64_t detail_hash(const Call& call, const Details& details, const View& array);
 bool lacks_kernel(const Call& call);
 // Starts a call. A member without peers copies at once, and lets other threads run meanwhile.
 std::shared_ptr<Work> begin(Member& member, const Call& call, const View& in, std::byte* out,
                             Details details);
-// Waits without the GIL; raises what a signal's handler raised.
+// Waits without the GIL; raises the exception of a signal handler.
 Outcome wait(Member& member, Work& work, double seconds);
 
 }  // namespace allreduce

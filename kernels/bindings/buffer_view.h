@@ -53,7 +53,7 @@ class View {
   }
 
  private:
-  // Reads a plain array's own fields, if they say what the buffer protocol would: that takes 130
+  // Reads a plain array's own fields if they suffice: the buffer protocol takes 130
   // ns.
   void look(PyArrayObject* array, bool writable) {
     const int needed = NPY_ARRAY_C_CONTIGUOUS | (writable ? NPY_ARRAY_WRITEABLE : 0);
@@ -126,8 +126,8 @@ class View {
         return Type::none;
     }
   }
-  // Python's struct module lists the formats; NumPy adds Z for complex numbers. What an integer's
-  // letter means depends on the platform, so that its size tells the type.
+  // Python's struct module lists the formats; NumPy adds Z for complex numbers. The size of an
+  // integer's letter depends on the platform, so the type follows from the item size.
   static Type type_of(const Py_buffer& buffer) {
     const char* format = buffer.format;
     if (format == nullptr) return Type::none;

@@ -72,7 +72,7 @@ class PythonChain {
 
   const Chain& chain() const { return chain_; }
 
-  // Whether it was done; else some array is not as it has to be.
+  // False if an array has the wrong dtype, shape or strides; then nothing is done.
   bool run(nb::handle out, const nb::list& inputs);
 
  private:

@@ -24,7 +24,7 @@ PyArrayObject* array_of(PyObject* object, Scalar type);
 std::optional<BoundChain> bound_to(const Chain& chain, int axes, const npy_intp* shape,
                                    PyArrayObject* const* inputs);
 
-// What a Python chain stands for.
+// The native form of a Python chain.
 const Chain& chain_of(nanobind::handle chain);
 
 }  // namespace allreduce

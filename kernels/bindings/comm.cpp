@@ -1,4 +1,4 @@
-// The shared transport for Python: groups, and what an error needs to know of them.
+// The shared transport for Python: groups, and the facts that errors need.
 #include "bindings/comm.h"
 
 #include <nanobind/ndarray.h>
@@ -42,7 +42,7 @@ nb::object posted_call(const Group& group, int member, std::uint64_t seq) {
   return describe(Call::unpack(slot.signature));
 }
 
-// What a member has told about a call besides, or None.
+// A member's note on a call, or None.
 nb::object note(const Group& group, int member, std::uint64_t seq) {
   const Note* found = group.control().note(member, seq).read(seq);
   if (found == nullptr) return nb::none();
@@ -59,7 +59,7 @@ bool did_its_share(const Group& group, int member, std::uint64_t seq) {
   return (path == Path::direct || path == Path::cross_process) && state.finished.value.load() > seq;
 }
 
-// The members that have not posted call `seq`; if all have, those that have not done their share.
+// The members that have not posted call `seq`; if all have, the members whose share is not done.
 std::vector<int> missing(const Group& group, std::uint64_t seq) {
   std::vector<int> absent, unfinished;
   for (int member = 0; member < group.members(); ++member) {
@@ -72,7 +72,7 @@ std::vector<int> missing(const Group& group, std::uint64_t seq) {
   return absent.empty() ? unfinished : absent;
 }
 
-// The message in which a witness blamed somebody, and what the other side had made of it.
+// The message that led to the blame, as both sides described it.
 nb::tuple told(const Group& group, int witness) {
   const auto tuple = [](const MessageRecord& told) {
     const std::string_view remark = told.remark.get();
@@ -145,7 +145,7 @@ nb::object claim(Group& group, std::uint32_t id, int member) {
   return bytes_of(region, region->part(member), region->part_bytes);
 }
 
-// What another member has where the bytes lie in this one's part of a symmetric region.
+// Another member's part of a symmetric region, at the same offset.
 nb::object part_of(Group& group, int member, std::uintptr_t address, std::size_t bytes, int other) {
   if (other < 0 || other >= group.members()) throw nb::value_error("there is no such member");
   const auto* data = reinterpret_cast<const std::byte*>(address);

@@ -11,7 +11,7 @@ void bind_comm(nanobind::module_& m);
 void bind_member(nanobind::module_& m);
 // Plans of calls, and which elements members exchange in them.
 void bind_plan(nanobind::module_& m);
-// What optimizers hand to calls that update.
+// The updates that optimizers pass to calls.
 void bind_updates(nanobind::module_& m);
 // Methods of communicators that are native for plain arrays.
 void bind_quick_method(nanobind::module_& m);

@@ -12,7 +12,7 @@ namespace nb = nanobind;
 namespace allreduce {
 namespace {
 
-// Until mpirun has forwarded the line below: it drops what comes with an abort.
+// Time for mpirun to forward the line below: an abort drops pending output.
 constexpr useconds_t kForwarding = 100'000;
 
 struct Exit {

@@ -1,4 +1,4 @@
-// What a process does for MPI as it exits.
+// What to do for MPI when a process exits.
 #pragma once
 
 #include <nanobind/nanobind.h>

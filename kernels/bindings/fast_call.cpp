@@ -10,7 +10,7 @@ namespace nb = nanobind;
 namespace allreduce {
 namespace {
 
-// Looks at a small call's peers before the GIL is let go of, which costs 0.1 us to and fro.
+// Polls a small call's peers before releasing the GIL, which costs 0.1 us.
 constexpr int kHeldLooks = 16;
 
 // Finds the call's kind by its operator, and its root; false if one of them is something else.
@@ -51,7 +51,7 @@ nb::object room(const Call& call, PyArrayObject* x, int members) {
   Py_INCREF(type);
   PyObject* made =
       PyArray_NewFromDescr(&PyArray_Type, type, axes, shape, nullptr, nullptr, 0, nullptr);
-  PyErr_Clear();  // the careful way says what is short
+  PyErr_Clear();  // the slow path reports the shortage
   return nb::steal(made);
 }
 
@@ -115,8 +115,8 @@ void look(Member& member, const Work& work) {
   }
 }
 
-// Kills the communicator where a call is left before it has settled, whatever raised: nobody keeps
-// its arrays any longer, and no step touches them after that.
+// Ends the communicator if a call raises before it is settled: its arrays may be freed, and no step
+// touches them after that.
 class Guard {
  public:
   Guard(Member& member, const std::shared_ptr<Work>& work) : member_(member), work_(work) {}

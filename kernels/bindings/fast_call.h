@@ -7,7 +7,7 @@
 
 namespace allreduce {
 
-// What a method knows before it is called.
+// The fixed properties of a method.
 struct QuickKinds {
   PyObject* by_operator;  // a dict (None where there is no operator): what `decode` takes
   PyObject* usual;        // the operator without one
@@ -26,7 +26,7 @@ struct QuickNames {
 };
 
 struct QuickArguments {
-  // Reads what comes after the communicator; false if the quick way does not take it.
+  // Reads the arguments after the communicator; false if the fast path does not support them.
   bool read(const QuickNames& names, PyObject* const* values, Py_ssize_t count, PyObject* keywords);
 
   PyObject *x = nullptr, *op = nullptr, *out = nullptr, *root = nullptr;

@@ -1,5 +1,5 @@
-// The native module `allreduce._native`: one binding function per family, each defined beside its
-// code.
+// The native module `allreduce._native`: one binding function per family, each in a file of its
+// own.
 #include <nanobind/nanobind.h>
 
 #define ALLREDUCE_IMPORTS_NUMPY

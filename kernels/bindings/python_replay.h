@@ -86,7 +86,7 @@ class PythonReplay {
                 nb::handle logits);
 
  private:
-  // What the first of the arrays was like; it may be large, and is not kept.
+  // A description of the first array, which may be large and is not kept.
   struct Given {
     int type;
     std::vector<npy_intp> shape, strides;
@@ -97,7 +97,7 @@ class PythonReplay {
     std::size_t index;
   };
 
-  // Where an array lies; what is not given to each step is kept alive.
+  // The address of an array; arrays that are not passed in each step are kept alive.
   Place place(PyArrayObject* array);
   bool bind_chain_task(const Chain& chain, PyArrayObject* out, const Arrays& inputs);
   template <class T>

@@ -35,7 +35,7 @@ struct Handle {
   ~Handle() {
     if (member->inherited()) return;
     try {
-      // Closed already, unless Python forgot it: what it holds must not be destroyed elsewhere.
+      // Already closed, unless Python dropped it: its contents must be destroyed on that thread.
       Engine::instance().post(member, [last = member.get()] {
         last->leave(tcp::Clock::now(), std::make_shared<Work>(Request{}));
       });
@@ -47,7 +47,7 @@ struct Handle {
   const std::shared_ptr<Member> member;
 };
 
-// Runs a function on the engine's thread and returns what it gives.
+// Runs a function on the engine's thread and returns its result.
 template <class Function>
 auto ask(const Handle& handle, const Function& function) {
   decltype(function(*handle.member)) result{};
@@ -247,7 +247,7 @@ void bind_work(nb::module_& m) {
       .def("wait", &wait, nb::arg("seconds"));
 }
 
-// What the system refuses is an OSError with its number.
+// Failed system calls raise an OSError with their number.
 void translate(const std::exception_ptr& thrown, void*) {
   try {
     std::rethrow_exception(thrown);

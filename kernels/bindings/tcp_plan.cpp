@@ -1,4 +1,4 @@
-// Calls of the tcp transport as Python describes them, and the plans that are made of them.
+// Calls of the tcp transport as Python describes them, and their plans.
 #include <nanobind/stl/vector.h>
 
 #include "bindings/comm.h"
@@ -21,9 +21,8 @@ tcp::Request tcp_request(const nb::tuple& words) {
 
 namespace {
 
-// A member's plan: elements of a chunk, staged chunks of a source at a time, and of each stage its
-// sources, its elements, and to whom they go; whether they are reduced, stored in the output, and
-// staged here.
+// A member's plan: elements per chunk, staged chunks per source, and for each stage its sources,
+// elements and destinations, and whether it reduces, stores and stages here.
 nb::tuple plan(const nb::tuple& words, int index, int members) {
   const tcp::Plan made = tcp::make_plan(tcp_request(words), index, members);
   nb::list stages;

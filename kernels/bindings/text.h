@@ -7,7 +7,7 @@
 
 namespace allreduce {
 
-// UTF-8 that may have been cut short: what is no character becomes U+FFFD.
+// UTF-8 that may have been truncated: invalid bytes become U+FFFD.
 inline nanobind::object text_of(std::string_view text) {
   PyObject* made =
       PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");

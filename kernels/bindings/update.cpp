@@ -1,4 +1,4 @@
-// Updates for Python: what optimizers hand to calls that update values where they are reduced.
+// Updates for Python: optimizers pass them to calls that update values while reducing.
 #include "shm/update.h"
 
 #include <nanobind/ndarray.h>

@@ -77,8 +77,8 @@ inline bool from_root(Collective collective) {
   return collective == Collective::broadcast || collective == Collective::scatter;
 }
 
-// What `from` gives to `to`, in the input of `from`. (In an all_to_all of unequal shares only
-// `from` itself knows.)
+// The segment that `from` sends to `to`, in the input of `from`. (In an all_to_all of unequal
+// shares only `from` itself knows.)
 inline Segment given(const CallSpec& spec, int from, int to) {
   const Call& call = spec.call;
   if (from_root(call.collective) && from != call.root) return {};
@@ -104,7 +104,7 @@ inline Segment given(const CallSpec& spec, int from, int to) {
   return {};
 }
 
-// Where member `me` puts what `from` gives to it, in its output.
+// The place in member `me`'s output of the segment from `from`.
 inline Segment taken(const CallSpec& spec, int me, int from) {
   const Call& call = spec.call;
   switch (call.collective) {
@@ -120,8 +120,8 @@ inline Segment taken(const CallSpec& spec, int me, int from) {
   }
 }
 
-// What of its input `from` sends to `to` with a post to each member: for a reduce, to the root
-// only.
+// The part of its input that `from` sends to `to` with a post to each member; for a reduce, to the
+// root only.
 inline Segment given_in_post(const CallSpec& spec, int from, int to) {
   const bool unread = spec.call.collective == Collective::reduce && to != spec.call.root;
   return unread ? Segment{} : given(spec, from, to);

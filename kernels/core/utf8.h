@@ -1,4 +1,4 @@
-// Text of UTF-8 that has to fit somewhere.
+// Truncate UTF-8 at a character's boundary.
 #pragma once
 
 #include <cstddef>

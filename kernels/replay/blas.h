@@ -21,7 +21,7 @@ struct Blas {
   Gemv gemv = nullptr;
 };
 
-// Finds the functions among what a loaded module of NumPy's depends on; without them nothing is
+// Finds the functions in the dependencies of a loaded module of NumPy; without them BLAS is not
 // called.
 void find_blas(const char* module);
 

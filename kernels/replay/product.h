@@ -19,7 +19,8 @@ struct Matrix {
 template <class T>
 class Product {
  public:
-  // None where NumPy would go another way: a vector, nothing, or what BLAS does not take.
+  // None if NumPy would not call this function: vectors, empty arrays, or layouts that BLAS does
+  // not take.
   static std::optional<Product> of(const Matrix& out, const Matrix& a, const Matrix& b);
 
   // The first `rows` of the result; all of `b`.

@@ -7,7 +7,7 @@ namespace {
 
 // A signal's handler, as that of Ctrl-C, is not to wait longer.
 constexpr auto kPatience = std::chrono::milliseconds(50);
-// As many operations take far less, and looking at the clock is nothing beside them.
+// So many operations take far less time, and reading the clock costs nothing in comparison.
 constexpr std::size_t kUnwatched = 1 << 22;
 
 }  // namespace

@@ -69,7 +69,7 @@ class EpilogueTask : public Task {
     BoundChain whole;
     std::optional<BoundChain> last;  // for a smaller piece, where there is one
   };
-  // The product goes where the result does with `in_place`, else to memory of its own.
+  // With `in_place` the product is written to the result, otherwise to separate memory.
   EpilogueTask(Product<T> product, Parts parts, std::size_t ops, Input out, Input a, Place b,
                std::vector<Input> rest, bool in_place, std::size_t columns);
   bool run(const std::vector<std::uintptr_t>& bases) const override;
@@ -101,7 +101,7 @@ class ColumnSumsTask : public Task {
   Place out_, x_;
 };
 
-// What is the same in all steps.
+// The parts that are equal in all steps.
 class ConstantTask : public Task {
  public:
   ConstantTask(std::vector<char> bytes, Place out)
@@ -138,7 +138,7 @@ class LossTask : public Task {
   std::size_t rows_, columns_;
 };
 
-// What a dropout keeps depends on the step, and on where the replica's rows begin, which it reads.
+// A dropout's mask depends on the step and on the index of the replica's first row, which it reads.
 template <class T>
 class DropoutTask : public Task {
  public:

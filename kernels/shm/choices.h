@@ -40,7 +40,7 @@ struct Rules {
 
 class Choices {
  public:
-  // Sets a collective's rules; returns what is wrong with them, or "".
+  // Sets a collective's rules; returns the error in them, or "".
   std::string set(Collective collective, Rules rules, int members) {
     const std::uint64_t least = static_cast<std::uint64_t>(members) * kLine;
     if (rules.eager > kSmall) return "an eager contribution is longer than a slot's page";

@@ -1,4 +1,4 @@
-// One member's share of a call, as steps that never block: each returns what it could do.
+// One member's share of a call, as steps that never block: each returns its progress.
 #pragma once
 
 #include <atomic>
@@ -42,13 +42,13 @@ struct Work : CallSpec {
   std::uint64_t longest = 0;  // elements of the longest segment, of all members once they agreed
   bool begun = false, elsewhere = false;
 
-  // Cross-process path: how it is staged instead, and whether it has to be; whether reading failed.
+  // Cross-process path: the staged path to use instead, whether it must be used, whether reading
+  // failed.
   Way rings;
   bool withheld = false, unreadable = false;
 
-  // Direct and cross_process path: elements done, in the segment from `peer` (cross_process: the
-  // one so many after the next) where there is one from each member; and whether the others were
-  // told that all is done.
+  // Direct and cross_process path: elements done, in the segment from `peer` if there is one from
+  // each member (cross_process: counted from the next member); and whether the end was published.
   std::uint64_t cursor = 0;
   int peer = 0;
   bool stored = false;
@@ -94,7 +94,7 @@ void check_posts(Share& share, Work& work);
 
 Progress step_eager(Share& share, Work& work);
 Progress step_direct(Share& share, Work& work);
-// What a member's post says of its input, once it is there: of a staged or cross_process call.
+// A member's post about its input, once posted; of a staged or cross_process call.
 InputLocation input_location(const Share& share, const Work& work, int member);
 // Whether the others can read this member's input in place.
 bool readable_by_all(const Share& share, const Work& work);
@@ -105,7 +105,7 @@ Progress step_pairwise(Share& share, Work& work, std::uint64_t& position);
 // Begins a call in the rings at the next of `position` where a chunk fits.
 void begin_in_rings(Share& share, Work& work, Path path, std::uint64_t position,
                     std::uint64_t places);
-// Whether nobody needs the places any more that calls before this one have used in another way.
+// Whether earlier calls, which used the places differently, are finished on all members.
 bool rings_are_free(const Share& share, Work& work);
 // As step_staged or step_pairwise, which it is if somebody's input cannot be read.
 Progress step_cross_process(Share& share, Work& work, std::uint64_t& position);

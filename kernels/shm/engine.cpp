@@ -24,7 +24,7 @@ constexpr auto kYieldTime = std::chrono::microseconds(500);
 constexpr int kSleepMicroseconds = 10000;
 constexpr int kShortSleepMicroseconds = 500;
 constexpr auto kSignalInterval = std::chrono::milliseconds(50);
-// What a thread that waits for something else gives to all members at once. With a step each per
+// The time that a waiting thread spends on other members' calls at once. With one step each per
 // millisecond, 256 MB between 2 processes took 11 s instead of 0.3.
 constexpr auto kTurn = std::chrono::milliseconds(1);
 // In which a peer that waits has seen a step, and done the next one.
@@ -72,7 +72,7 @@ class Driving {
 };
 
 // Pairs with the stores of `done`: after these a thread looks for sleepers, and a sleeper looks
-// here after it has said that it is one (Group::publish, Group::sleep), so that one sees the other.
+// here after it has registered (Group::publish, Group::sleep), so one of them sees the other.
 bool settled(const Work& work) {
   return work.state.load(std::memory_order_seq_cst) != State::pending;
 }
@@ -154,7 +154,7 @@ Outcome Engine::wait(Member& member, Work& work, double seconds,
     }
     const Others others = drive_others(&member);
     const bool expired = now - start >= std::chrono::duration<double>(seconds);
-    if (now >= next_peers || expired) {  // one that only asks, without waiting, has to look, too
+    if (now >= next_peers || expired) {  // a thread that polls without waiting has to look, too
       member.check_peers(now);
       next_peers = now + Member::kLookInterval;
     }

@@ -1,6 +1,6 @@
 // The progress of a whole process: a thread that waits for one call also performs this process's
-// share of all other started calls that nobody drives, over all communicators. Waits in different
-// orders on different ranks then cannot deadlock.
+// share of all other started calls that no thread drives, over all communicators, so that waits in
+// different orders on different ranks cannot deadlock.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@
 
 namespace allreduce {
 
-// Lets the other thread of this core go on, between two looks at what a peer is to write.
+// Yields to the core's other hardware thread between two polls.
 inline void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -22,12 +22,12 @@ inline void relax() {
 }
 
 enum class Outcome { done, failed, expired, interrupted };
-// What the rest of the process has to do: nothing, nothing that is possible now, or it did some.
+// Progress of the rest of the process: nothing to do, nothing possible now, or some done.
 enum class Others { idle, blocked, moved };
 
 class Engine {
  public:
-  // One per process; a child made by fork gets a new one, whose locks nobody holds.
+  // One per process; a child made by fork gets a new one with free locks.
   static Engine& instance();
 
   void add(Member* member);
@@ -37,10 +37,10 @@ class Engine {
   // every 50 ms).
   Outcome wait(Member& member, Work& work, double seconds,
                const std::function<bool()>& interrupted);
-  // One round over all members that nobody waits for.
+  // One round over all members that no thread waits for.
   Others drive_others(const Member* except);
-  // Rounds over all of them as long as there is something to do, and until who waits for that has
-  // answered; for a millisecond at most.
+  // Rounds over all of them while there is progress, until the waiting peers have answered; for a
+  // millisecond at most.
   Others drive_all();
 
  private:

@@ -54,14 +54,14 @@ void Group::end_read(int member) {
 
 void Group::end_member(int member) {
   control_.state(member).ended.store(1, std::memory_order_seq_cst);
-  // Also keeps what the member then stores into its arrays behind `ended`: step_cross_process()
+  // Also orders the member's later stores into its arrays after `ended`: step_cross_process()
   // relies on this.
   while (readers_[static_cast<std::size_t>(member)].load(std::memory_order_seq_cst) != 0)
     sched_yield();
 }
 
 // `ended` and `left` are loaded first: after one of them was stored, `done` does not grow. A
-// process may be killed between the two stores of one that leaves.
+// leaving process may be killed between its two stores.
 bool Group::ended_before(int member, std::uint64_t seq) const {
   const MemberState& state = control_.state(member);
   return (state.ended.load(std::memory_order_seq_cst) != 0 ||
@@ -182,7 +182,7 @@ void Group::release_region(std::uint32_t id) {
 
 void Group::blame(const Culprit& culprit) {
   std::uint64_t none = 0;
-  // Pairs with culprit_word(): whoever sees the word also sees the reason written before it.
+  // Pairs with culprit_word(): a thread that sees the word also sees the reason written before it.
   if (control_.header().culprit.compare_exchange_strong(none, culprit.pack(),
                                                         std::memory_order_seq_cst))
     wake();

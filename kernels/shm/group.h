@@ -36,8 +36,8 @@ class Group {
   // The process of a member; 0 is this one.
   int process_of(int member) const { return processes_[static_cast<std::size_t>(member)]; }
   bool has_processes() const { return has_processes_; }
-  // Surrounds what a thread of this process reads in another member's private array; false if that
-  // member has ended, and may have taken its array back.
+  // Guards a read of another member's private array; false if that member has ended and may have
+  // freed it.
   bool begin_read(int member);
   void end_read(int member);
   // Ends a member's part in all calls, and waits until no thread reads its arrays: a step at most.
@@ -75,7 +75,7 @@ class Group {
   // Unmaps a region that another process could not map.
   void release_region(std::uint32_t id);
 
-  // Stores a word that others wait for, and wakes those who sleep.
+  // Stores a word that others wait for, and wakes sleepers.
   void publish(std::atomic<std::uint64_t>& word, std::uint64_t value) {
     // Pairs with the re-check in sleep(): either this thread sees the sleeper, or the sleeper sees
     // the word.
@@ -93,7 +93,7 @@ class Group {
     header.sleepers.fetch_sub(1, std::memory_order_seq_cst);
   }
 
-  // Sequentially consistent: pairs with the exchange in blame(), for who has stored before that it
+  // Sequentially consistent: pairs with the exchange in blame(), after a member has stored that it
   // is done with another member's array (step_cross_process()).
   std::uint64_t culprit_word() const {
     return control_.header().culprit.load(std::memory_order_seq_cst);

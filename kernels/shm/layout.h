@@ -14,9 +14,9 @@ namespace allreduce {
 
 inline constexpr std::size_t kPage = 4096;
 
-// What a member tells of a call besides: its array's shape and the caller's line, as text for the
-// errors of others. Written before the post by a call that may be waited for elsewhere, else by the
-// member that fails in it: a call that goes well writes none.
+// A member's note on a call: its array's shape and call site, as text for the errors of others.
+// Written before the post if the call may be waited for elsewhere, otherwise by the member that
+// fails: a successful call writes none.
 struct alignas(kLine) Note {
   static constexpr std::size_t kText = 180;
 

@@ -46,7 +46,7 @@ std::shared_ptr<Work> Member::start(Call call, const std::byte* in, std::byte* o
   choose_path(*work, group_->choices(), share_.members, [&] { return locate(*work); });
   work->seq = started_;
   queue_.push_back(work);
-  ++started_;  // after what may throw
+  ++started_;  // after the code that may throw
   pending_.store(queue_.size(), std::memory_order_release);
   if (!dead) post_ready();  // else it fails when the calls before it are over
   return work;
@@ -128,9 +128,9 @@ void Member::expose(const std::shared_ptr<SymmetricRegion>& region, std::byte* l
     exposed_.push_back({region, low, low + bytes});
 }
 
-// Notes what members of other processes may store into in a call that this one has posted: its
-// output; and, where an update keeps something of the values, their own slices of that, which this
-// process reads to save it (graph/update/sharded_update.py).
+// Records the memory that other processes may write during a posted call: its output; and, if an
+// update keeps state of the values, their slices of it, which this process reads to save it
+// (graph/update/sharded_update.py).
 void Member::expose(const Work& work) {
   if (!work.out_region || work.seq >= posted_ || !group_->has_processes()) return;
   const std::uint64_t unit = size_of(work.call.type), bytes = work.call.count * unit;
@@ -213,7 +213,7 @@ Progress Member::advance() {
   }
   if (progress != Progress::blocked) blocked_since_ = {};
   if (progress == Progress::finished) {
-    // Pairs with settled() of a thread that sleeps in a wait for it, whom publish() wakes.
+    // Pairs with settled() of a thread that sleeps in a wait for it; publish() wakes it.
     head.state.store(State::done, std::memory_order_seq_cst);
     // Pairs with finished_by_all() and check_left() of the others.
     group_->publish(share_.own().done.value, head.seq + 1);
@@ -280,7 +280,7 @@ std::uint64_t Member::exposed() {
   return bytes;
 }
 
-// Not under the lock of calls, which start with the GIL. Who comes second waits until it is done.
+// Not under the lock of calls, which start with the GIL. A second caller waits until it is done.
 int Member::isolate() {
   std::lock_guard isolating(isolating_);
   for (;;) {

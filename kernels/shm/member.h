@@ -22,8 +22,8 @@ class Member {
   using Clock = std::chrono::steady_clock;
   // Between two looks at the control plane, each of which is a system call.
   static constexpr auto kLookInterval = std::chrono::milliseconds(10);
-  // A death that has made another leave, as it heard elsewhere, shows within so long: the system
-  // closes the sockets of the dead one after the other, and may do other things in between.
+  // If a member left because of a death, that death shows within this time: the system closes the
+  // dead process's sockets one after the other, with other work in between.
   static constexpr auto kLastDeaths = std::chrono::milliseconds(100);
   // How long a call that all had begun goes on without progress after a death.
   static constexpr auto kLastCalls = std::chrono::milliseconds(100);
@@ -45,15 +45,14 @@ class Member {
   // kAny.
   std::shared_ptr<Work> start_message(const Call& call, std::int64_t tag, const std::byte* in,
                                       std::byte* out, std::string note = {});
-  // Does what can be done of the first unfinished call, and of the messages; blocked also if
-  // another thread is at it.
+  // Advances the first unfinished call, and the messages; blocked also if another thread does so.
   Progress advance();
   // Works on the control plane while a wait lasts: dead processes, members that left, mismatches.
   // Does nothing if it has done so just now.
   void check_peers(Clock::time_point now);
   // The call that was started last, if it has not settled.
   std::shared_ptr<Work> last();
-  // Starts nothing more, forgets what was started, and tells the others. Idempotent.
+  // Refuses new calls, drops started ones, and informs the others. Idempotent.
   void leave();
   // Tells the others about its call `seq`, unless it has done so.
   void note(std::uint64_t seq, std::string_view text);

@@ -21,9 +21,9 @@ inline std::uint64_t largest_input(const CallSpec& spec, int members) {
   return count * size_of(spec.call.type);
 }
 
-// Whether a call on symmetric memory has a way of its own; the roots of the others decide alone
-// what arrays they pass, and unequal shares of all_to_all are not where others could compute them.
-// An array of nothing lies nowhere, so that where a share is empty everybody goes the other way.
+// Whether a call on symmetric memory has its own path. In the other collectives the root alone
+// decides which arrays it passes, and the offsets of unequal shares of all_to_all are unknown to
+// others. Empty arrays have no address, so all members take the other path if a share is empty.
 inline bool reads_in_place(const CallSpec& spec) {
   const Collective collective = spec.call.collective;
   const auto& offsets = spec.details.offsets;
@@ -32,13 +32,13 @@ inline bool reads_in_place(const CallSpec& spec) {
   return collective != Collective::reduce && collective != Collective::scatter;
 }
 
-// A small contribution goes the same way whatever memory it lies in; beyond, either all members
-// pass symmetric memory or none. All choose alike: what they choose by must agree, or is not known
-// to any of them. `in_symmetric_memory` is asked only where that decides.
+// Small contributions take the same path in any memory; for larger ones, either all members pass
+// symmetric memory or none. All members choose alike: the choice depends only on values that agree.
+// `in_symmetric_memory` is called only if it decides.
 template <class Ask>
 void choose_path(Work& work, const Choices& choices, int members, const Ask& in_symmetric_memory) {
   const Collective collective = work.call.collective;
-  // An allocation's count is what it asks for: it carries nothing. Nor does a barrier.
+  // The count of an allocation is its size: neither it nor a barrier moves data.
   if (collective == Collective::allocate || collective == Collective::barrier) return;
   const std::uint64_t bytes =
       work.details.receives.empty() ? largest_input(work, members) : UINT64_MAX;
@@ -90,8 +90,8 @@ inline std::uint64_t chunk_elements(const Work& work, int members) {
   return bytes / size_of(work.call.type);
 }
 
-// Whether a reader overwrites what it has read, on the staged path: never where several read what
-// one stages.
+// Whether readers on the staged path overwrite the places they have read: never if several members
+// read one place.
 inline bool takes(const Work& work, int members) {
   const Collective collective = work.call.collective;
   const bool several =

@@ -7,7 +7,7 @@
 namespace allreduce {
 namespace {
 
-// Builds the plan of one member; a method for each path counts what the path's source does.
+// Builds the plan of one member; one method per path counts the work of that path's source file.
 class Planner {
  public:
   Planner(Work& work, int me, int members, bool in_place)
@@ -49,7 +49,7 @@ class Planner {
   void add(const char* name, std::uint64_t moved) { add(name, moved, moved); }
   void copy(const char* name, std::uint64_t moved, bool past) { add(name, moved, moved, past); }
 
-  // What this member gets from others.
+  // The bytes that this member gets from others.
   std::uint64_t from_others() const {
     std::uint64_t sum = 0;
     for (int from = 0; from < n_; ++from)

@@ -1,5 +1,5 @@
-// What one member does in a call through shared memory, without doing it: pure, and needing no
-// other member, so that a simulator can ask for any rank of any size.
+// Plans one member's part of a call through shared memory: pure, and without other members, so that
+// a simulator can ask for any rank and size.
 #pragma once
 
 #include <cstdint>

@@ -32,10 +32,11 @@ inline constexpr std::size_t kSmall = 4096;
 // turns. (choices.h says how many places a chunk takes.)
 inline constexpr std::size_t kRing = 128;
 inline constexpr std::size_t kPlace = 4 << 10;
-// Places that two members use who exchange what they have: both rings' together, 128 KiB, stay in a
-// level-2 cache beside what goes in and out.
+// Places for pairwise exchange: both rings together, 128 KiB, stay in a level-2 cache together with
+// the data that moves.
 inline constexpr std::size_t kLap = 16;
-// What a place takes: one line more, for a chunk may begin anywhere in its first one (staged.cpp).
+// Bytes of a place: one line more than a chunk, which may begin anywhere in its first line
+// (staged.cpp).
 inline constexpr std::size_t kPlaceStride = kPlace + kLine;
 
 // The location of a call's arrays in symmetric memory: a region's id (0: none) and a byte offset.
@@ -59,7 +60,7 @@ static_assert(sizeof(InputLocation) <= kInline);
 struct alignas(kLine) Slot {
   std::atomic<std::uint64_t> flag;  // sequence number + 1 of the call that was posted here last
   std::uint64_t signature;
-  std::uint64_t detail;  // a hash of what else must agree: shapes, unequal shares
+  std::uint64_t detail;  // a hash of further facts that must agree: shapes, unequal shares
   std::byte payload[kInline];
 };
 static_assert(sizeof(Slot) == kLine);
@@ -83,7 +84,8 @@ struct MemberState {
   Counter reduced;   // places whose slice this member has reduced in all rings
   Counter consumed;  // places this member will never touch again, in any ring
   alignas(kLine) std::atomic<std::uint32_t> left;  // closed in good order
-  // In which message it waits long, for others to tell of: 0 in none, then what Python makes of it.
+  // The message in which it has waited long, for others' errors: 0 for none, otherwise as Python
+  // encodes it.
   std::atomic<std::uint32_t> message;
   char reason[kLine * 4 - sizeof(left) - sizeof(message)];  // why this member ended it
   // Takes part in no call any more: it has left, or its calls have failed. Stored before it takes

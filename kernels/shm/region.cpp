@@ -34,9 +34,9 @@ void* map_large(std::size_t bytes) {
   return first;
 }
 
-// Moves a private copy of whole pages over them. What another thread of this process stores there
-// meanwhile may be lost. 1 GiB takes 0.57 s of a processor: 0.35 to make the pages, 0.1 to copy and
-// 0.1 to move them (Zen 4, Linux 6.18; large pages took longer).
+// Moves a private copy of whole pages over them. Concurrent stores of other threads of this process
+// may be lost. 1 GiB takes 0.57 s of a processor: 0.35 to make the pages, 0.1 to copy and 0.1 to
+// move them (Zen 4, Linux 6.18; large pages took longer).
 int replace(std::byte* low, std::byte* high) {
   if (low >= high) return 0;
   const auto size = static_cast<std::size_t>(high - low);

@@ -16,9 +16,9 @@ class Region {
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
 
-  // Replaces the pages of [low, high) by private copies at the same addresses, with what they hold:
-  // from then on no other process reads or writes them here. Returns 0, or an errno value; pages
-  // that were not replaced are shared still. See region.cpp for what it costs.
+  // Replaces the pages of [low, high) by private copies at the same addresses, with the same
+  // contents: from then on no other process reads or writes them here. Returns 0, or an errno
+  // value; pages that were not replaced are shared still. See region.cpp for its cost.
   int isolate(std::byte* low, std::byte* high) const;
 
   std::byte* data() const { return data_; }

@@ -9,8 +9,8 @@ namespace allreduce {
 // Copies `bytes` from an address of the process; returns 0, or an errno value: ESRCH if the process
 // is gone, EPERM if it may not be read, EFAULT if its memory there cannot be.
 int read_process(int pid, void* to, std::uint64_t address, std::size_t bytes);
-// Whether others may find an array of this process there: of memory that belongs to a device, or
-// that the kernel keeps from everybody else, it is only its owner who reads it. Looks at both ends.
+// Whether other processes can read an array of this process: not if its memory belongs to a device,
+// or the kernel hides it from others. Looks at both ends.
 bool readable(const void* array, std::size_t bytes);
 
 }  // namespace allreduce

@@ -1,5 +1,5 @@
-// What an optimizer makes of sums of gradients that every member has a slice of: an all_reduce that
-// has one updates values with the sums, and gives the values to all instead of the sums.
+// An optimizer's update of values while gradients are reduced: an all_reduce with an update applies
+// it to each member's slice of the sums, and distributes the values instead of the sums.
 #pragma once
 
 #include <cmath>
@@ -13,23 +13,23 @@
 
 namespace allreduce {
 
-// The arrays are the caller's to keep alive, and its settings to leave alone, while a call has it.
+// During a call the caller must keep the arrays alive and leave the settings unchanged.
 class Update {
  public:
   virtual ~Update() = default;
   virtual Type type() const = 0;
   virtual std::uint64_t count() const = 0;
-  // Whether to go on: the members are to do the same, by what they have summed up, and the samples
-  // are a number. Sums are equal on all members, so that all of them go on, or none.
+  // Whether to apply it: all members agree according to the summed header, and the number of
+  // samples is finite. Sums are equal on all members, so that all of them go on, or none.
   virtual bool admitted() const = 0;
   // Changes `count` values by their sums; they are those from number `low` on.
   virtual void apply(std::byte* values, const std::byte* sums, std::uint64_t low,
                      std::uint64_t count) const = 0;
-  // What is kept of each value besides, an array as long as the values: apply() changes it.
+  // State per value, an array as long as the values: apply() changes it.
   virtual std::vector<const std::byte*> slots() const { return {}; }
 
   std::size_t header_bytes = 0;
-  // What the header has to be behind its first element, if it matters; at most as long as that.
+  // The expected header after its first element, if any; at most as long as the header.
   std::string expected;
   // Whether the sums are kept where this member's own gradients were.
   bool keeps = false;

@@ -1,4 +1,4 @@
-// Whether all members have made the same call, and whom to blame if not.
+// Checks that all members made the same call, and finds the culprit if not.
 #include <cstring>
 #include <string_view>
 
@@ -89,11 +89,11 @@ void Member::judge(bool late) {
       if (differ(a, *of_a, b, *of_b, n_))
         return condemn({Fault::mismatch, b, a, key, *of_b, *of_a, ""});
     }
-  // Who was suspected has told different things.
+  // The suspected member has sent different posts.
   blame(Fault::lost, suspected, key);
 }
 
-// Begins a call when everybody has posted it.
+// Begins a call when all members have posted it.
 void Member::agree(std::uint64_t key) {
   const auto found = pending_.find(key);
   if (dead() || found == pending_.end()) return;
@@ -117,8 +117,8 @@ void Member::agree(std::uint64_t key) {
       if (member != me_)
         parts[static_cast<std::size_t>(member)] = peer(member).posts.at(key).payload.data();
     finish_eager(request, me_, n_, parts);
-    // Who waits is woken before the own post has gone, which `flush` sends: it wakes meanwhile.
-    // With the post sent first, or awaited by the woken, small calls took some 10 % longer.
+    // The waiting thread is woken before `flush` sends the own post, so that it wakes meanwhile.
+    // With the post sent first, or awaited by the woken thread, small calls took some 10 % longer.
     return complete(key);
   }
   const auto execution = pending.execution;

@@ -147,7 +147,7 @@ ssize_t Connection::read_some(Header& next) {
   return readv(fd_, parts, 2);
 }
 
-// Takes what has been read. False: it makes no sense, or is not wanted any more.
+// Handles the bytes read. False if they are invalid, or the connection is no longer wanted.
 bool Connection::advance(Owner& owner, std::size_t got, const Header& next) {
   if (header_got_ == sizeof(Header)) {
     const std::size_t rest = header_.length - payload_got_;

@@ -38,7 +38,7 @@ struct Landing {
 };
 
 class Connection;
-// Who owns connections: knows where payloads go, and takes frames.
+// The owner of connections: provides the places of payloads, and handles frames.
 class Owner {
  public:
   virtual ~Owner() = default;
@@ -64,11 +64,11 @@ class Connection {
 
   void queue(Outgoing frame);
   bool idle() const { return wire_.empty() && waiting_.empty(); }
-  // Forgets what is not sent: no array is read any more.
+  // Drops unsent frames: no array is read any more.
   void forget();
-  // Sends what the socket takes.
+  // Sends as much as the socket takes.
   Flow send(Owner& owner);
-  // Receives what there is, up to a share; then others' turn has come.
+  // Receives what is there, up to a limit, so that others get their turn.
   Flow receive(Owner& owner);
   // Bytes that the kernel has not delivered to the peer.
   bool delivered() const;

@@ -36,7 +36,7 @@ void Member::flush() {
     const std::vector<Connection*> dirty = std::exchange(dirty_, {});
     for (Connection* connection : dirty) {
       if (connection->registration == 0) continue;  // dropped
-      // A failure shows when the connection is read, after what the peer said before it.
+      // A failure shows when the connection is read, after the peer's earlier frames.
       const Flow flow = connection->send(*this);
       const bool wants = flow == Flow::open && !connection->idle();
       if (wants == connection->wants_send) continue;
@@ -49,15 +49,15 @@ void Member::flush() {
 
 void Member::on_ready(Connection& connection, Ready ready) {
   if (dead() || leaving_) {
-    // Nothing that comes matters any more, but what is queued has to go. It may have become
-    // readable before this member died of what another connection told.
+    // Received frames no longer matter, but queued ones must be sent. It may have become readable
+    // before this member failed because of another connection's frame.
     if (ready.hung_up) return drop(connection);
     return touch(connection);
   }
   if (ready.readable) {
     const Flow flow = connection.receive(*this);
     if (connection.registration == 0) return;  // dropped
-    // Who is dead by what came tells the sender of it, too.
+    // If the frame ended this member, inform its sender, too.
     if (flow != Flow::open && !dead()) return ended(connection);
   }
   if (!connection.idle()) touch(connection);
@@ -67,7 +67,7 @@ bool Member::take_words(Connection& from, const Header& header) {
   const std::vector<std::byte>& payload = from.words;
   if (header.signature > payload.size() || header.signature > kMaxSignature) return false;
   const int who = from.peer();
-  if (peer(who).left) return false;  // it has said its last words
+  if (peer(who).left) return false;  // it has sent its last frame
   switch (header.kind) {
     case Kind::post: {
       if ((header.key & kMessage) != 0 || header.key >= started_ + kAhead) return false;

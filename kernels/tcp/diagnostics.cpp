@@ -1,4 +1,4 @@
-// What a member can say of its calls: for whom they wait, and what others did last.
+// A member's report on its calls: the awaited members, and the others' last calls.
 #include <algorithm>
 
 #include "tcp/member.h"
@@ -119,7 +119,7 @@ std::optional<std::pair<std::uint64_t, std::string>> Member::last_call(int membe
   return member == me_ ? last_ : peer(member).last;
 }
 
-// The peers from whom something is still to come.
+// The peers whose data is still missing.
 std::vector<int> Execution::waits_for() const {
   std::vector<int> found;
   for (std::size_t index = 0; index < plan_.stages.size(); ++index) {

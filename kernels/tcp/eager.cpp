@@ -1,4 +1,4 @@
-// Calls whose contributions travel with the posts: one message to everybody who needs it, and the
+// Calls whose contributions travel with the posts: one message to every member that needs it, and a
 // reduction in member order on each.
 #include <cstring>
 

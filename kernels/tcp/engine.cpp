@@ -31,7 +31,7 @@ void forget_engine() {
   throw std::system_error(errno, std::generic_category(), what);
 }
 
-// Runs what a member has to do; what it lacks for that ends the member, not the process.
+// Runs a member's function; a shortage ends the member, not the process.
 template <class Function>
 void guard(Member& member, const Function& function) {
   try {
@@ -41,7 +41,7 @@ void guard(Member& member, const Function& function) {
   }
 }
 
-// Keeps signals from threads that are made meanwhile: they are for those of Python.
+// Blocks signals for threads created meanwhile: Python's threads handle them.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -136,7 +136,7 @@ void Engine::watch(Connection& connection, Member& member) {
 
 void Engine::unwatch(Connection& connection) {
   if (watched_.erase(connection.registration) == 0) return;
-  // Fails only for what could not be watched.
+  // Fails only for descriptors that were never watched.
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection.fd(), nullptr);
 }
 

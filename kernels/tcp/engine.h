@@ -16,7 +16,7 @@ namespace allreduce::tcp {
 // A descriptor of the kernel's, closed with its owner.
 class Descriptor {
  public:
-  // Takes what a system call gave; throws std::system_error if it failed.
+  // Takes the result of a system call; throws std::system_error if it failed.
   explicit Descriptor(int fd);
   ~Descriptor();
   Descriptor(const Descriptor&) = delete;
@@ -34,10 +34,10 @@ class Engine {
 
   // Has the thread run a function of a member, and returns at once. If it throws, the member ends.
   void post(std::shared_ptr<Member> member, std::function<void()> function);
-  // Waits until a function has run, and throws what it throws.
+  // Waits until a function has run, and rethrows its exception.
   void run(const std::function<void()>& function);
 
-  // --- the engine's thread; what may fail throws std::system_error ---
+  // --- the engine's thread; failures throw std::system_error ---
   void add(const std::shared_ptr<Member>& member);
   void remove(Member& member);
   void watch(Connection& connection, Member& member);

@@ -12,7 +12,7 @@
 
 namespace allreduce::tcp {
 
-// What an execution needs of its member.
+// The interface of a member that an execution needs.
 class Wires {
  public:
   virtual ~Wires() = default;
@@ -30,7 +30,7 @@ class Execution : public std::enable_shared_from_this<Execution> {
 
   // All members have agreed: sends what begins here.
   void begin();
-  // Staging is to be had: lets the others send what is staged here.
+  // Staging memory is available: lets the others send the chunks that are staged here.
   void grant();
   // The peer's key, where it differs from ours: of a message, when it is accepted.
   void address(std::uint64_t key) { remote_key_ = key; }
@@ -43,7 +43,7 @@ class Execution : public std::enable_shared_from_this<Execution> {
   bool finished() const { return remaining_ == 0; }
   bool windowed() const { return windowed_; }
   const std::shared_ptr<Work>& work() const { return work_; }
-  // The peers from whom something is still to come.
+  // The peers whose data is still missing.
   std::vector<int> waits_for() const;
 
  private:
@@ -52,14 +52,14 @@ class Execution : public std::enable_shared_from_this<Execution> {
     const std::byte* data;
     Block hold;
   };
-  struct Window {  // what a link's peer has allowed so far
+  struct Window {  // chunks that a link's peer has allowed so far
     std::uint64_t allowed;
     std::deque<Ready> held;
   };
   struct Progress {
     std::uint64_t chunks = 0;
     std::uint64_t next = 0;              // where a flow begins: chunks that were sent off
-    std::uint64_t in_flight = 0;         // and of these, those that are not through the socket
+    std::uint64_t in_flight = 0;         // of these, the ones not yet written to the socket
     std::vector<Window> windows;         // one per link
     std::vector<std::vector<bool>> got;  // per source, per chunk
     std::map<std::uint64_t, std::vector<Block>> meeting;  // chunks that wait for other sources
@@ -95,7 +95,7 @@ class Execution : public std::enable_shared_from_this<Execution> {
   std::vector<Progress> progress_;
 };
 
-// Folds `n` arrays of one operator and type. `last` makes a mean of what `members` contributed to.
+// Folds `n` arrays of one operator and type. `last` divides a mean by `members`.
 void fold(Op op, Type type, const void* const* in, int n, void* out, std::uint64_t count, bool last,
           int members);
 

@@ -72,8 +72,8 @@ void Member::start(const std::shared_ptr<Work>& work) {
   }
 }
 
-// Gives a call its number, or lets it fail: with a number where a death has ended all calls, as the
-// error tells it.
+// Numbers a call, or lets it fail: with a number if a death has ended all calls, because the error
+// names it.
 bool Member::admit(const std::shared_ptr<Work>& work) {
   const bool message = is_message(work->request.call.collective);
   if (dead() || !leaving_) work->key = message ? kMessage | messages_++ : started_++;
@@ -108,7 +108,7 @@ void Member::post_ready() {
     post(pending_.at(posted_++));
 }
 
-// Tells all others of a call, each with what it gets of a small one.
+// Posts a call to all others, together with each one's data if it is small.
 void Member::post(Pending& pending) {
   const Request& request = pending.work->request;
   const std::uint64_t key = pending.work->key;
@@ -151,8 +151,8 @@ void Member::grant_staging() {
   }
 }
 
-// A call is settled after all that were started before it: who has waited for one knows that the
-// earlier ones are complete, too.
+// A call is settled after all that were started before it: after waiting for one call, the earlier
+// ones are complete, too.
 void Member::complete(std::uint64_t key) {
   const auto found = pending_.find(key);
   if (found == pending_.end() || found->second.complete) return;
@@ -210,7 +210,7 @@ void Member::send_data(int to, Outgoing frame) {
   auto& connections = peer(to).connections;
   const std::size_t channel = kData + frame.header.offset % (connections.size() - kData);
   Connection* connection = connections[channel].get();
-  if (connection == nullptr) return;  // it ended; who ended it is being found out
+  if (connection == nullptr) return;  // it ended; the culprit is not yet known
   peer(to).payload += frame.header.length;
   connection->queue(std::move(frame));
   touch(*connection);

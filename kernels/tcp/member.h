@@ -1,10 +1,10 @@
-// One member of a tcp communicator: its connections, its started calls, what its peers have said.
+// One member of a tcp communicator: its connections, its started calls, and its peers' frames.
 //
 // All of it lives on the engine's thread; other threads hand it functions to run (Engine::run).
 //
-// Every call is posted to all members with its signature before anything of it is sent, and nothing
-// is sent before all posts are there and agree. Data that comes is therefore data of a call that
-// all members have made alike, and goes straight into the output.
+// Every call is posted to all members with its signature; data is sent only after all posts have
+// arrived and agree. Received data therefore belongs to a call that all members made alike, and
+// goes straight into the output.
 #pragma once
 
 #include <atomic>
@@ -38,14 +38,14 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   bool inherited() const;
   // In a child made by fork: closes its copies of the sockets.
   void close_inherited();
-  // Starts a call in the engine; one that nobody else takes part in is carried out here.
+  // Starts a call in the engine; a call without other members is carried out here.
   void submit(const std::shared_ptr<Work>& work);
 
   // --- the engine's thread ---
   // Throws std::system_error where the system cannot watch the connections.
   void attach();
   void start(const std::shared_ptr<Work>& work);
-  // Ends a member that lacks what it needs to go on: memory, or something of the system's.
+  // Ends a member that lacks memory or a system resource.
   void collapse(const char* why) noexcept;
   // Kills the communicator, for all members.
   void die(Culprit culprit);
@@ -55,17 +55,18 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   bool dead() const { return culprit_.fault != Fault::none; }
   const Culprit& culprit() const { return culprit_; }
   std::vector<int> missing(std::uint64_t key) const;
-  // Those of them whose own posts or messages are to come: not who has posted, and has its part.
+  // The ones whose own posts or messages are missing: not members that have posted and sent their
+  // part.
   std::vector<int> absent(std::uint64_t key) const;
-  // Tells all others for whom this member waits, or that it waits no more: kNobody; and in what
-  // kind of call, as Python numbers them.
+  // Reports to all others the member that this one waits for, or kNobody; and the kind of call, in
+  // Python's numbering.
   void tell_awaited(int member, std::uint64_t call);
-  // Tells all others for whom this member waits in the collective that is under way here, once.
-  // Whoever lives answers with whom it waits for itself, whatever its own threads do.
+  // Reports to all others, once, the member that this one waits for in the current collective.
+  // Every living member answers with its own, whatever its threads do.
   void tell_under_way();
-  // For whom another member has told that it waits in the collective that `key` waits for here.
+  // The member that another one reported to wait for, in the collective that `key` waits for here.
   int awaited_in_call(int member, std::uint64_t key) const;
-  // For whom another member has told that it waits, and in what message.
+  // The member that another one reported to wait for, and in which message.
   int awaited(int member) const { return peer(member).awaited; }
   std::uint64_t awaited_in(int member) const { return peer(member).awaited_in; }
   // Bytes of calls' data, by peer, that were handed to its connections.
@@ -76,13 +77,13 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   std::optional<std::string> posted(int member, std::uint64_t key) const;
   std::optional<std::pair<std::uint64_t, std::string>> last_call(int member) const;
 
-  // What the system says of a connection. One that has hung up takes nothing any more.
+  // The system's events for a connection. After a hang-up nothing can be sent.
   struct Ready {
     bool readable;
     bool hung_up;
   };
   void on_ready(Connection& connection, Ready ready);
-  // Sends what has been queued since.
+  // Sends the frames queued since.
   void flush();
   // When to call `tick` next, if ever.
   std::optional<Clock::time_point> deadline() const;
@@ -115,7 +116,7 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
     int unreceived = 0;                        // small messages from it, without a receiver
     int awaited = kNobody;                     // by it
     std::uint64_t awaited_in = 0;
-    std::optional<std::pair<std::uint64_t, int>> under_way;  // a collective, and for whom it waits
+    std::optional<std::pair<std::uint64_t, int>> under_way;  // call, awaited member
   };
   struct Pending {  // a collective
     std::shared_ptr<Work> work;
@@ -136,7 +137,7 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
     bool offered;               // its bytes are still with the sender
     std::shared_ptr<Work> own;  // sent by this member to itself
   };
-  struct Suspicion {  // posts differ: who is to blame is judged when all are there
+  struct Suspicion {  // posts differ: the culprit is found when all have arrived
     std::uint64_t key;
     int member;  // whose post differs from another
     Clock::time_point until;
@@ -217,7 +218,7 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   std::uint64_t posted_ = 0;
   std::optional<std::pair<std::uint64_t, std::string>> last_;  // of this member
   std::optional<std::uint64_t> told_under_way_;
-  std::optional<std::string> stopped_;  // signature of what a fault stopped
+  std::optional<std::string> stopped_;  // signature of the call that a fault stopped
   std::optional<Suspicion> suspicion_;
 
   std::uint64_t messages_ = 0;
@@ -240,9 +241,9 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
 };
 
 // eager.cpp
-// What `me` contributes to what `reader` gets, for calls whose contributions travel with the posts.
+// The contribution of `me` to the output of `reader`, for calls whose data travels with the posts.
 std::pair<const std::byte*, std::size_t> contribution(const Request& request, int me, int reader);
-// Makes the output of `me` of everybody's contributions to it; `parts` of `me` itself is unused.
+// Computes the output of `me` from all contributions; `parts` of `me` itself is unused.
 void finish_eager(const Request& request, int me, int members,
                   const std::vector<const std::byte*>& parts);
 

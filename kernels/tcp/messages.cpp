@@ -83,7 +83,7 @@ void Member::start_receive(const std::shared_ptr<Work>& work) {
 std::shared_ptr<Work> Member::message_needing(int member) const {
   for (const auto& [key, work] : offers_)
     if (work->request.call.root == member) return work;
-  // What it had sent when it left still comes, as long as a connection may bring it.
+  // Data sent before it left still arrives, as long as the connection delivers it.
   for (const auto& [key, execution] : exchanges_) {
     const Request& request = execution->work()->request;
     if (request.call.root == member &&
@@ -99,7 +99,7 @@ std::shared_ptr<Work> Member::message_needing(int member) const {
   return nullptr;
 }
 
-// What a member offered when it left can be had no more.
+// A message that a member offered before it left cannot be received any more.
 void Member::forget_offers(int member) {
   std::erase_if(arrivals_, [&](const Arrival& one) { return one.offered && one.source == member; });
 }

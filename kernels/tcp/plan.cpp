@@ -15,8 +15,8 @@ class Planner {
 
   std::vector<Stage> stages;
 
-  // Everybody's contribution to one slice, reduced at `end`, which stores it at `out` of its output
-  // or, with `through`, sends it on as it comes. `in` is where the slice lies in each input.
+  // All members' contributions to one slice, reduced at `end`, which stores the result at `out` of
+  // its output or, with `through`, passes it on. `in` is where the slice lies in each input.
   void reduce(std::uint32_t id, int end, std::uint64_t elements, std::uint64_t in, std::int64_t out,
               std::int64_t passing, const std::vector<Link>& onward) {
     const bool direct = request_.call.path == Path::direct;
@@ -43,7 +43,7 @@ class Planner {
     stages.push_back(stage);
   }
 
-  // What one member has goes to all others, who store it at `out`. The first stage is the caller's.
+  // One member's data goes to all others, which store it at `out`. The first stage is the caller's.
   std::vector<Link> spread_links(std::uint32_t id, int root) const {
     if (n_ == 1) return {};
     if (request_.call.path == Path::chain) return {{(root + 1) % n_, id, false}};

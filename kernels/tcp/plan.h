@@ -1,4 +1,4 @@
-// Which bytes go from whom to whom in a call, as data: a member's stages.
+// The bytes that a call moves between members, as data: a member's stages.
 //
 // Every collective is a set of flows: a flow begins at one member (or at several, which are reduced
 // where they meet), goes from member to member in chunks, and at each stage may be reduced with the
@@ -30,9 +30,9 @@ struct Stage {
   std::uint64_t elements;
   std::int64_t in = kNowhere;   // where the own contribution lies, in elements of the input
   std::int64_t out = kNowhere;  // where the result is stored, in elements of the output
-  bool reduce = false;          // what comes is reduced with the own contribution
+  bool reduce = false;          // received data is reduced with the own contribution
   bool last = false;            // and is the final value then: a mean divides here
-  bool windowed = false;        // what comes is staged until it has gone on
+  bool windowed = false;        // received data is staged until it is passed on
 };
 
 struct Plan {
@@ -42,7 +42,7 @@ struct Plan {
   bool windowed() const;
 };
 
-// Pure: the same on every member but for its place.
+// Pure: differs between members only by their number.
 Plan make_plan(const Request& request, int me, int members);
 
 }  // namespace allreduce::tcp

@@ -1,4 +1,4 @@
-// What members of a tcp communicator say to each other: frames of a fixed header and a payload.
+// The protocol between members of a tcp communicator: frames of a fixed header and a payload.
 //
 // Each pair of members has one connection for words (posts, messages, credits, faults), which are
 // small and copied, and one or more for data, which goes from and to the callers' arrays. A fault
@@ -23,8 +23,8 @@ inline constexpr int kNobody = -1;
 // Room for a contribution that travels with a post or a message.
 inline constexpr std::size_t kEager = 4096;
 inline constexpr std::size_t kMaxSignature = 60000;
-// What one transfer may move: at most this, and of what is staged by many not less than pays for a
-// system call, as long as staging is bounded then.
+// Limits of one transfer: the largest chunk, and the smallest staged chunk that is worth a system
+// call, while staging stays bounded.
 inline constexpr std::size_t kMaxChunk = 1 << 20;
 inline constexpr std::size_t kLeastChunk = 16 << 10;
 // Staged chunks that a source may have on their way to one place of a call, and the bytes that all

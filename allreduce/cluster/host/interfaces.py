@@ -78,7 +78,7 @@ def named(name: str, where: str) -> str:
     """Return the IPv4 address of an interface, or the address itself if this machine has it.
 
     Args:
-        name: What `ALLREDUCE_TCP_INTERFACE` says.
+        name: The value of `ALLREDUCE_TCP_INTERFACE`.
         where: The message's beginning.
 
     Raises:
@@ -130,11 +130,11 @@ def leaders_address(machines: Sequence[str], hosts: Sequence[Sequence[Interface]
     """Choose where rank 0 hosts the leader of a job whose ranks a launcher has spread.
 
     Args:
-        machines: What tells hosts apart, by rank.
+        machines: The identity of each rank's host.
         hosts: Each rank's interfaces.
 
     Raises:
-        UsageError: Nothing connects the hosts, or the interface that is set is none of this host's.
+        UsageError: No network connects the hosts, or this host lacks the interface that is set.
     """
     if len(set(machines)) == 1:
         return LOOPBACK

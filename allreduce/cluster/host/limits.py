@@ -1,7 +1,7 @@
-"""Check this process's limits, on open files and address space, before starting what needs them.
+"""Check this process's limits on open files and address space before they are needed.
 
 A process that runs out of descriptors midway leaves the others waiting, or does not receive a file
-passed to it, and gRPC aborts or crashes. Where `ulimit -v` leaves too little for a thread, gRPC
+passed to it, and gRPC aborts or crashes. If `ulimit -v` leaves too little for a thread, gRPC
 aborts without a message, or does not connect.
 """
 

@@ -1,4 +1,4 @@
-"""Waits for other processes: each has a timeout and reports, before it, whom it waits for."""
+"""Wait for other processes, with a timeout, and an earlier report that names them."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class Wait:
         return max(0.0, self._began + WARN_SECONDS - time.monotonic())
 
     def goes_on(self, awaited: str) -> bool:
-        """Return whether time is left; reports a long wait, once.
+        """Return whether time is left; report a long wait once.
 
         Args:
-            awaited: Whom the wait is for, and what they have to do.
+            awaited: The awaited processes, and what they have to do.
         """
         if not self._reported and not self.quiet:
             self._reported = True

@@ -1,6 +1,6 @@
 """The launcher's processes: fork early, start later, end together, leave none behind.
 
-Also what the launcher watches them with: signals as a pollable file, and ranks that are stopped.
+Also for watching them: signals as a pollable file, and the detection of stopped ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _libc = ctypes.CDLL(None, use_errno=True)  # looked up before any fork
 
 @dataclass
 class Child:
-    """One rank's process, in a session of its own."""
+    """One rank's process, in its own session."""
 
     rank: int
     pid: int

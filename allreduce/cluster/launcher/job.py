@@ -50,8 +50,8 @@ class Job:
     """The ranks of one launch.
 
     Args:
-        command: What each rank executes.
-        size: How many ranks.
+        command: The command of each rank.
+        size: The number of ranks.
         grace: Seconds for which ranks may go on after a rank has failed, or a signal has come.
     """
 
@@ -149,7 +149,7 @@ class Job:
             self._begin_to_look()
         for sink in (self._out, self._err):
             sink.flush()
-            if sink.broken and self._stop is None:  # as if it had killed us: nobody reads
+            if sink.broken and self._stop is None:  # as if it had killed us: no reader is left
                 self._forward(signal.SIGPIPE)
         while (number := self._signals.take()) is not None:
             self._act(number)
@@ -157,7 +157,7 @@ class Job:
             self._plan.pop(0)[1]()
 
     def _note_end(self, child: Child) -> None:
-        """Write the last of its output, and tell whom its end concerns."""
+        """Write the rest of its output, and inform the leader and the log of its end."""
         for source in {child.stdout, child.stderr} & self._relays.keys():
             self._relays[source].drain()
             self._relays[source].ended = True
@@ -174,7 +174,7 @@ class Job:
         self._blame()
 
     def _hear(self, text: str) -> None:
-        """Pass on what the leader warns of: ranks that have not joined."""
+        """Forward the leader's warnings about ranks that have not joined."""
         self._waited_for = True
         self._tell(text)
 
@@ -197,8 +197,8 @@ class Job:
             os.close(source)
 
     def _act(self, number: signal.Signals) -> None:
-        """Do for the ranks what a signal to us is meant to do."""
-        if number in _HANDED_ON:  # not to what they have started, which may not expect it
+        """Forward a signal to the ranks."""
+        if number in _HANDED_ON:  # not to their children, which may not expect it
             for child in self._children:
                 if child.code is None:
                     os.kill(child.pid, number)
@@ -233,11 +233,11 @@ class Job:
         self._end_after(self._grace)
 
     def _blame(self, last: bool = False) -> None:
-        """Name the rank that has failed by itself, once its end is known, or at `last`.
+        """Name the rank that failed first, once its end is known, or at `last`.
 
-        A rank that ends for want of another says so to the leader, which knows besides whose
-        connection broke first. The first to end may have failed for want of one that is still about
-        to.
+        A rank that fails because of another one reports that to the leader, which also knows whose
+        connection broke first. The first rank to end may have failed because of one that is still
+        ending.
         """
         if not self._failed or self._culprit is not None or self._stop is not None:
             return
@@ -261,7 +261,7 @@ class Job:
         self._signals.wake()
 
     def _end_after(self, seconds: float) -> None:
-        """Kill whoever lives after the grace, which begins once."""
+        """Kill the ranks that live after the grace period, which begins once."""
         if self._ending:
             return
         self._ending = True
@@ -271,15 +271,15 @@ class Job:
             self._after(_PROGRESS_SECONDS, self._tell_progress)
 
     def _end_unaware(self) -> None:
-        """Send SIGTERM to the ranks that do not end, and SIGKILL to those that a debugger stops.
+        """Send SIGTERM to the ranks that do not end, and SIGKILL to ranks that a debugger stops.
 
-        The ranks that end by themselves, or have learnt of a failure and may be saving, have told
-        the leader so.
+        Ranks that are ending, or have learnt of a failure and may be saving, have reported that to
+        the leader.
         """
         aware = self._leader.ending if self._leader is not None else set()
         if self._stop is None:
             lost = self._leader.culprit if self._leader is not None else None
-            if lost not in aware:  # else its own end will tell how it failed
+            if lost not in aware:  # otherwise its own end shows how it failed
                 self._blame(last=True)
             for child in self._children:
                 if child.rank not in aware:
@@ -301,7 +301,7 @@ class Job:
             )
 
     def _stop_waiting_for_readers(self) -> None:
-        """After a signal, give whoever reads the output a moment once all ranks have ended."""
+        """After a signal, give readers of the output a moment once all ranks have ended."""
         living = any(child.code is None for child in self._children)
         if self._stop is not None and not living and not self._unread:
             self._unread = True
@@ -320,7 +320,7 @@ class Job:
         self._after(_HELD_SECONDS, self._let_go)
 
     def _let_go(self) -> None:
-        """Wait no more for the dead whom a debugger keeps: they end when it is told to go on."""
+        """Stop waiting for dead processes that a debugger holds: they end when it continues."""
         living = [child for child in self._children if child.code is None]
         for child in living:
             debugger = debugger_of_dead(child.pid)

@@ -16,7 +16,7 @@ _TRACEBACK = b"Traceback (most recent call last):"
 
 
 class Sink:
-    """One output stream; buffers what its reader does not take yet.
+    """One output stream; buffers data that its reader does not take yet.
 
     The descriptor is polled rather than made non-blocking: that flag would apply to every process
     that has it open.

@@ -105,8 +105,8 @@ class LeaderStore(Store):
     def abandon(self) -> None:
         """Close as if this process had died: the others learn that this member is lost.
 
-        A leader that this process hosts stays until `close()`: until then the others can read from
-        the store what ended this member, and its transports tell them, too.
+        A leader in this process stays until `close()`: until then the others can read the reason
+        from the store, and the transports report it, too.
         """
         if self._end():
             self._abandoned = True

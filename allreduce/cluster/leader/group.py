@@ -107,7 +107,7 @@ class Group:
         for prefix in list(self._using):
             self._forget(rank, prefix)
         if not self._send:
-            self._values.clear()  # nobody is left to read them
+            self._values.clear()  # no member is left to read them
         if lost:
             self._lost.add(rank)
             self.first_lost = rank if self.first_lost is None else self.first_lost
@@ -156,7 +156,7 @@ class Group:
                 del self._getting[message.get.key]
             self._miss(*waiter, ())
         elif content == "assemble" and waiter in self._assembling:
-            # Answer all: the one that gives up leaves, and would be named as missing next.
+            # Answer all: the member that gave up leaves, and would be named as missing next.
             missing = [r for r in range(self.size) if r not in self._send]
             for one in self._assembling:
                 self._miss(*one, missing)

@@ -25,8 +25,8 @@ def prove(
     """Compute one side's proof.
 
     Args:
-        secret: The job's secret; empty where a loopback job has none.
-        role: "leader" or "member": who proves.
+        secret: The job's secret; empty if a loopback job has none.
+        role: The prover: "leader" or "member".
         nonces: The member's, then the leader's.
         claim: Rank, size, generation and process id, as the member's hello has them.
     """

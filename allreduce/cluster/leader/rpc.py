@@ -14,7 +14,7 @@ with variables({"GRPC_ENABLE_FORK_SUPPORT": "0"}):
 
 PROTOCOL = 4
 LEFT = "left"  # in a call's trailing metadata: the leader's host has left in good order
-BEAT_SECONDS = 1.0  # a member that has said nothing for so long sends a heartbeat
+BEAT_SECONDS = 1.0  # a member that was silent for so long sends a heartbeat
 _SILENCE_SECONDS = 10.0  # a short timeout must not turn a pause between two heartbeats into a death
 
 # The store is for addresses, identities and agreements; arrays go through collectives.
@@ -65,5 +65,5 @@ def server_options(connections: int) -> list[tuple[str, int]]:
 
 
 def silence(timeout: float) -> float:
-    """Return how many seconds without a word members and leader allow each other."""
+    """Return the longest silence that members and leader allow each other, in seconds."""
     return max(timeout, _SILENCE_SECONDS)

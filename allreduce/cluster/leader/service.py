@@ -1,4 +1,4 @@
-"""The group leader as a gRPC server on an event loop in a thread of its own."""
+"""The group leader: a gRPC server on an event loop in its own thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUIET_SECONDS = 2.0  # without requests, after which a closing leader ends
 _FAILED_SECONDS = 2.0  # that a leader stays after its host has failed
 _FAILED_QUIET_SECONDS = 0.5  # without requests; a pending read takes milliseconds
 _POLL_SECONDS = 0.02
-_GOODBYE_SECONDS = 1.0  # for the calls to end after the members have been told
+_GOODBYE_SECONDS = 1.0  # for the calls to end after the members were informed
 
 
 class Leader:
@@ -65,7 +65,7 @@ class Leader:
         self.groups: dict[int, Group] = {}
         self.ended: dict[int, Member] = {}
         self.closing = False
-        self.left = False  # whether its host leaves in good order
+        self.left = False  # whether its host process leaves without an error
         self.attending = 0  # members that are connected
         self.asked = time.monotonic()  # time of the last request
         # The error if the server did not start, else None. Not an Event: an interrupt within its
@@ -151,7 +151,7 @@ class Leader:
         leader_pb2_grpc.add_LeaderServicer_to_server(_Servicer(self), server)  # type: ignore[no-untyped-call]
         try:
             port = server.add_insecure_port(self.address)
-        except RuntimeError:  # gRPC's text tells how to debug gRPC, not why
+        except RuntimeError:  # gRPC's text explains how to debug gRPC, not the cause
             why = unresolved(self.address) or "the address is in use, or not of this machine"
             raise OSError(why) from None
         self.address = f"{self.address.rpartition(':')[0]}:{port}"
@@ -159,8 +159,8 @@ class Leader:
         self._started.put(None)
         await self.stop.wait()
         await server.stop(grace=_GOODBYE_SECONDS)
-        # The calls are over, but what serves them may not be: gRPC prints the traceback of a call
-        # that is cancelled with the loop, while its member's end is cancelling it already.
+        # The calls are over, but their tasks may not be: gRPC prints the traceback of a task that
+        # is cancelled with the loop while its member's end already cancels it.
         others = asyncio.all_tasks() - {asyncio.current_task()}
         if others:
             await asyncio.wait(others, timeout=_GOODBYE_SECONDS)
@@ -171,7 +171,7 @@ class _Servicer(leader_pb2_grpc.LeaderServicer):
         self._leader = leader
 
     async def Attend(self, _: Any, context: Any) -> None:  # noqa: N802 - gRPC's name
-        """Serve one member in a task of its own, so that no end of the call cancels it midway."""
+        """Serve one member in its own task, so that the end of the call cannot cancel it midway."""
         serving = asyncio.create_task(Session(self._leader, context).serve())
         stopping = asyncio.create_task(self._leader.stop.wait())
         try:

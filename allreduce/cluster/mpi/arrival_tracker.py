@@ -28,7 +28,7 @@ REMEDY = "every rank has to call allreduce.init()"
 _LOOK_SECONDS = 0.25
 _LOOKS = 4  # looks in a row that must miss a rank: the launcher may still be starting it
 _LISTED = 8
-# Before the first rank to give up ends the job: mpirun drops output that it has not forwarded.
+# Until the first rank that gives up ends the job: mpirun drops output that it has not forwarded.
 _FORWARDING_SECONDS, _AFTER_YOU_SECONDS = 0.3, 3.0
 
 _kept: dict[str, int] = {}  # the sockets of failed joins

@@ -151,7 +151,7 @@ def library_path() -> str:
 
 
 def seat(found: Launcher) -> Seat:
-    """Return this process's place among those of its launcher."""
+    """Return this process's rank and size by its launcher's variables."""
     pid = next((pid for pid in ancestors() if _launcher_file(pid) is not None), 0)
     local = os.environ.get("MPI_LOCALNRANKS", "")  # hydra's
     here = int(local) if local.isdecimal() else 0
@@ -171,8 +171,8 @@ def unlink_segments(
 ) -> None:
     """Remove the shared memory's names that the MPI library would remove when it is finalised.
 
-    The mappings of ranks that run stay valid. With the names of every library, for a job that is
-    about to be aborted; those of `MAPPED_BY_ALL` can go as soon as all ranks have initialised MPI.
+    The mappings of running ranks stay valid. All names are for a job that is about to be aborted;
+    `MAPPED_BY_ALL` can be removed as soon as all ranks have initialised MPI.
 
     Args:
         prefixes: How the names begin.

@@ -1,11 +1,11 @@
 """Hooks for the end of this process: an error of one rank ends the job on all ranks.
 
 While a communicator is open, or this process joins a job, `sys.excepthook` and one atexit function
-are ours. An uncaught exception prints its traceback and tells the other ranks at once. This process
-then ends as any program does: threads end, atexit functions run. That may take `ALLREDUCE_GRACE`
-seconds. Under MPI the job is aborted after that, because finalising MPI would wait for the other
-ranks. Python tells no atexit function of an exit code: the launcher acts on it. In a notebook or an
-interactive session `sys.excepthook` is left alone.
+are ours. An uncaught exception prints its traceback and informs the other ranks at once. This
+process then ends as any program does: threads end, atexit functions run. That may take
+`ALLREDUCE_GRACE` seconds. Under MPI the job is aborted after that, because finalising MPI would
+wait for the other ranks. Python does not pass exit codes to atexit functions: the launcher acts on
+them. In a notebook or an interactive session `sys.excepthook` is left alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from allreduce.cluster.world import World
 from allreduce.errors import AllreduceError, PeerLostError, UsageError, is_interrupt
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
-INTERRUPT = "an interrupt"  # what a program says to have ended by
+INTERRUPT = "an interrupt"  # the reason that a program gives for its end
 
 # A death elsewhere shows here before its own traceback is out, and an interrupt of the whole job
 # may show as a peer's death first: a victim waits this long before it reports.
@@ -51,7 +51,7 @@ class Watch:
         launched: Whether the launcher watches the ranks; it then reports interrupts.
         abort: Ends all ranks with an exit code, where the world has such a means (MPI). It returns
             where it has none any more.
-        job: What the ranks of this host have in common before there is a world.
+        job: The state that the ranks of this host share before there is a world.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Watch:
         if self._launched and self._world is not None:
             with contextlib.suppress(AllreduceError):  # the leader is gone
                 self._world.store.set(ENDING, b"")
-        # The connection's end tells the others of this rank's loss.
+        # The end of the connection informs the others.
         abandon: Any = getattr(self._world and self._world.store, "abandon", None)
         if abandon is not None:
             abandon()
@@ -222,7 +222,7 @@ class Watch:
 
     @property
     def interrupted(self) -> bool:
-        """Whether this process ends by an interrupt of its own."""
+        """Whether this process ends by its own interrupt."""
         return self._code == INTERRUPTED
 
     def end_job(self) -> None:
@@ -257,7 +257,7 @@ _told_of_failure: list[Callable[[str], None]] = []
 
 
 def on_failure(tell: Callable[[str], None]) -> None:
-    """Register `tell`, called with the error when this process begins to end."""
+    """Register `tell`, which is called with the error when this process begins to end."""
     _told_of_failure.append(tell)
 
 
@@ -272,10 +272,10 @@ def note_failure(elsewhere: bool) -> None:
 
 
 def failure() -> str:
-    """Return the error that is ending this process, if any: then it must not leave in good order.
+    """Return the error that is ending this process, if any: it must then not leave as if finished.
 
     Returns:
-        "ValueError: ..."; nothing if it is well.
+        "ValueError: ...", or None.
     """
     return _failure or next(filter(None, (watch.ending() for watch in _watches)), "")
 
@@ -310,7 +310,7 @@ def hook() -> None:
 
 
 def unhook() -> None:
-    """Restore what `hook` has changed: no communicator is open."""
+    """Undo the changes of `hook`: no communicator is open."""
     global _open
     _open = False
     _restore()

@@ -1,4 +1,4 @@
-"""A child made by fork lets go of its parent's connections to the group leader.
+"""Close a forked child's copies of its parent's connections to the group leader.
 
 A connection lives as long as any process holds it open: with a child that outlives its parent, the
 leader would learn of the parent's death only when its heartbeats are missed. gRPC marks its sockets
@@ -22,7 +22,7 @@ _End = tuple[str, int]  # an address without brackets or zone, and a port
 
 
 class Connected(Protocol):
-    """What has sockets of which one end is the leader's `host:port`."""
+    """The owner of sockets to the leader's `host:port`."""
 
     address: str
 

@@ -1,7 +1,8 @@
 """Tracebacks in which the lines of the user's own program stand out.
 
 A step goes through dozens of this library's functions before it comes to the line of a loss that
-is wrong. Where the user's lines, or the message, say what went wrong, those are told as one line.
+is wrong. If the user's lines or the message explain the error, the library's frames are folded into
+one line.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from allreduce.errors import AllreduceError, InternalError, UsageError
 from allreduce.events import current_rank, logger
 
 _PACKAGE = __name__.partition(".")[0]
-_SUGGESTING = AttributeError, NameError  # to which only Python itself adds what may be meant
-_OMITTED = "<omitted>"  # the file of what stands for frames that are not shown
+_SUGGESTING = AttributeError, NameError  # to which only Python adds suggestions
+_OMITTED = "<omitted>"  # the file name in place of hidden frames
 
 
 def on_uncaught(
@@ -29,7 +30,7 @@ def on_uncaught(
 ) -> None:
     """Print an uncaught error, shortened as `text` does if it has come through this library."""
     if sys.stderr is not None and not isinstance(error, _SUGGESTING) and _is_through_us(error):
-        if current_rank() is None:  # nobody may have asked for the level yet
+        if current_rank() is None:  # the level may not have been read yet
             with contextlib.suppress(UsageError):
                 logger.setLevel(settings.load().log_level or logger.level)
         print(text(error), end="", file=sys.stderr)
@@ -38,7 +39,7 @@ def on_uncaught(
 
 
 def _is_through_us(error: BaseException) -> bool:
-    """Say whether an error, or what it comes of, has a frame of this library."""
+    """Return whether an error or one of its causes has a frame of this library."""
     return any(
         _is_ours(frame)
         for each in causes(error)
@@ -47,7 +48,7 @@ def _is_through_us(error: BaseException) -> bool:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, what it comes of, and so on; `raise error from error` makes that a circle."""
+    """Yield an error and its chain of causes; `raise error from error` makes a circle."""
     following: BaseException | None = error
     seen: set[int] = set()
     while following is not None and id(following) not in seen:
@@ -59,8 +60,8 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 def text(error: BaseException) -> str:
     """Write an error as Python does, with its causes, and this library's frames as one line.
 
-    They are all shown where ALLREDUCE_LOG_LEVEL is DEBUG, and where an error that is not of
-    `allreduce.errors` comes out of them: then they are what has to be looked at.
+    All are shown if ALLREDUCE_LOG_LEVEL is DEBUG, and if they raise an error that is not in
+    `allreduce.errors`: then the fault may be theirs.
     """
     told = traceback.TracebackException.from_exception(error)
     if not logger.isEnabledFor(logging.DEBUG):
@@ -83,7 +84,7 @@ def _shorten(told: traceback.TracebackException | None, error: BaseException | N
 def _without(
     stack: traceback.StackSummary, frames: list[FrameType], end: int
 ) -> traceback.StackSummary:
-    """Put a line in the place of each run of this library's frames before the frame `end`."""
+    """Replace each run of this library's frames before the frame `end` by one line."""
     kept, omitted = _Stack(), 0
     for index, (summary, frame) in enumerate(zip(stack, frames, strict=True)):
         within = omitted and frame.f_code.co_filename.startswith(_installed()[0])
@@ -117,13 +118,13 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def _is_users(frame: FrameType) -> bool:
-    """Say whether a frame is of the program: neither of this library nor of what is installed."""
+    """Return whether a frame belongs to the program, not to this or an installed package."""
     return not _is_ours(frame) and not frame.f_code.co_filename.startswith(_installed())
 
 
 @cache
 def _installed() -> tuple[str, ...]:
-    """Return the folders of Python's own modules, which come first, and of those installed."""
+    """Return the folders of Python's own modules, then those of installed packages."""
     import sysconfig  # which no rank needs that fails nowhere
 
     return tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))

@@ -29,9 +29,9 @@ from allreduce.importing import importing
 if TYPE_CHECKING:  # gRPC is imported when a leader is needed
     from allreduce.cluster.leader.service import Leader
 
-# Ranks may share a core while they start: 32 that ask every 2 ms take an eighth of two cores from
-# those that are late. So who has waited for long asks less often. Who has not asks soon: a barrier
-# of 32 takes five rounds, in each of which all have to ask (0.2 s with pauses that double).
+# Ranks may share a core while they start: 32 ranks that poll every 2 ms take an eighth of two cores
+# from late ones. So the pause grows with the wait. It starts short: a barrier of 32 takes five
+# rounds, and all ranks poll in each of them (0.2 s with pauses that double).
 _POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.001, 0.032
 _POLLS = 8  # the next pause, as a part of the time waited
 
@@ -50,8 +50,8 @@ class _Wait:
     """A wait for all MPI ranks to join.
 
     Args:
-        timeout: Seconds that it may last.
-        arrivals: Knows who has begun to.
+        timeout: The longest wait, in seconds.
+        arrivals: Tracks the ranks that have begun to join.
     """
 
     def __init__(self, timeout: float, arrivals: ArrivalTracker) -> None:
@@ -131,8 +131,8 @@ def join_through(
     try:
         wait = _Wait(request.timeout, arrivals)
         told = _whereabouts(mpi, comm, wait)
-        # All ranks have initialised MPI, and so mapped what has these names: after a SIGKILL nobody
-        # could remove them.
+        # All ranks have initialised MPI, and so mapped these files: after a SIGKILL no process
+        # would remove them.
         library.unlink_segments(library.MAPPED_BY_ALL)
         if rank == 0:
             secret = request.secret or secrets.token_hex(32).encode()
@@ -142,9 +142,9 @@ def join_through(
         share = _share(comm, invitation, wait)
         why = explain(size, Mpi.name, evidence, ignored)
         world = watch.over(_meet(comm, request, share, why, hosted))
-        # The leader in rank 0 has answered everybody when rank 0 goes on: a script that finalises
-        # MPI at once would otherwise keep the interpreter's lock from it until all have done so.
-        # Polled: MPI's own wait keeps the core busy, which the ranks that are late would need.
+        # When rank 0 continues, the leader in it has answered all ranks: a script that finalises
+        # MPI at once would otherwise hold the GIL until all have done so. Polled, because MPI's own
+        # wait keeps a core busy that late ranks need.
         _complete(comm, comm.Ibarrier(), wait)
     except BaseException:
         if hosted is not None:
@@ -190,7 +190,7 @@ def _abort(comm: Any, code: int) -> None:
 def _abort_unjoined(code: int) -> None:
     if library.finalized() or not pmi.connected():  # the line may be somebody else's by now
         return
-    # A library that does not know the launcher has made names of its own on each rank.
+    # A library that does not recognise the launcher has made separate files on each rank.
     library.unlink_segments(processes=pmi.siblings())
     pmi.abort(code)
 
@@ -210,12 +210,12 @@ def _whereabouts(mpi: Any, comm: Any, wait: _Wait) -> list[Any]:
 
 
 def _host(request: Request, told: list[Any], secret: bytes) -> tuple[str, Any]:
-    """Start the leader on a free port; returns the text for the others, too if that failed.
+    """Start the leader on a free port; return the text for the others, also after a failure.
 
     Args:
-        request: What the caller wants.
+        request: The caller's request.
         told: Every rank's host identity and interfaces.
-        secret: The job's.
+        secret: The job's secret.
     """
     with importing():
         from allreduce.cluster.leader.service import Leader
@@ -235,7 +235,7 @@ def _share(comm: Any, invitation: str, wait: _Wait) -> tuple[str, str]:
 
     Raises:
         JoinError: Rank 0 could not start the leader.
-        TimeoutError: Rank 0 did not tell.
+        TimeoutError: Rank 0 did not answer.
     """
     told = invitation.encode()
     length = _broadcast(comm, len(told).to_bytes(8, "big"), wait)

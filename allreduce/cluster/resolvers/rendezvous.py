@@ -68,12 +68,12 @@ def fetch(name: str, timeout: float, who: str, owner: str) -> bytes:
     Args:
         name: The name of the beacon.
         timeout: Seconds to wait.
-        who: The waiting process, for messages: "rank 1".
+        who: The waiting process, for messages, such as "rank 1".
         owner: The publishing process, for messages: "task 0 of step 7.0".
 
     Raises:
         JoinError: A process of another user holds the name.
-        TimeoutError: Nobody published within `timeout` seconds.
+        TimeoutError: No process published within `timeout` seconds.
     """
     wait = Wait(timeout)
     while wait.goes_on(f"{owner}; every task has to call allreduce.init()"):

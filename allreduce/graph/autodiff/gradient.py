@@ -73,7 +73,7 @@ def _check(inputs: Sequence[Any]) -> None:
 
 
 def _unreached(trace: Trace, starts: set[int], end: int) -> UsageError:
-    """Say why no gradient flows back: what cut the way, or that there is none."""
+    """Explain why no gradient flows back: name the operator that cuts the path, if any."""
     needed = {end}
     for node in reversed(trace.nodes[: end + 1]):
         if node.id in needed:

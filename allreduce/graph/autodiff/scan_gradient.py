@@ -105,10 +105,10 @@ class _Backward:
         """Compute a step again, and the gradients of its inputs that are floats, by their places.
 
         Args:
-            inner: What records it.
+            inner: The trace that records it.
             given: The step's inputs.
-            after: The gradients of the next carry, of those that are floats.
-            parts: Those of the step's results, and of the carry before it, by number.
+            after: The gradients of the floats of the next carry.
+            parts: The gradients of the step's results, and of the previous carry, by number.
         """
         body = self._body
         outputs = inner.copy(body.graph, given)

@@ -44,8 +44,7 @@ def scan(
         reverse: Whether to go from the last elements to the first.
 
     Returns:
-        The last carry, and the results with one more axis in front, `(length, …)`: those of step t
-        at t.
+        The last carry, and the results of all steps, stacked along a new first axis, `(length, …)`.
 
     Raises:
         ShapeError: The carry changes its shape, or tensors in `xs` differ in length.
@@ -122,10 +121,10 @@ def _run_now(fn: Step, carry: Any, elements: Any, order: Sequence[int]) -> tuple
 def _step_of(
     trace: Trace, fn: Step, carry: Any, elements: Any
 ) -> tuple[Graph, list[TracedTensor], Any]:
-    """Record a step; returns it with what it reads from outside, and the results as `fn` gave them.
+    """Record a step; return it with its outer inputs, and the results of `fn`.
 
     Raises:
-        ShapeError, UsageError: `fn` does not give a carry like the one that it got, and results.
+        ShapeError, UsageError: `fn` does not return results and a carry like the one it got.
     """
     inner = BodyTrace(trace)
     with recording(inner):

@@ -67,7 +67,7 @@ def compare(
     Args:
         communicator: All of its members call this.
         rank: This process's rank.
-        what: A name of the comparison; the same on all members.
+        what: The name of the comparison, equal on all members.
         facts: This rank's facts, or a function that is called only if ranks differ.
         digest: The digest of the facts, if the caller has it.
         gather: Exchanges the digests instead of `communicator`.

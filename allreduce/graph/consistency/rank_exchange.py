@@ -46,7 +46,7 @@ def exchange_between_steps(
         `(ranks, …)`.
 
     Raises:
-        MismatchError: A rank makes another call, of its own or in a step.
+        MismatchError: A rank makes another call, itself or in a step.
     """
     if not steps:  # the first step meets among ranks
         return exchange(ranks, purpose, mine)

@@ -27,7 +27,7 @@ def reason(who: str, error: BaseException) -> str:
 
 
 def publish_traceback(communicator: Communicator, who: str, error: BaseException) -> None:
-    """Store an error's traceback for the other members, who read it when they get the line."""
+    """Store an error's traceback for the other members, which read it when they get the line."""
     text = f"{who}{_RAISED.rstrip()}:\n{traces.text(error)}"
     try:
         world().store.set(_key(communicator), text.encode(errors="backslashreplace"))

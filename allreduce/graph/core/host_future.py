@@ -40,7 +40,7 @@ class Fetched:
         return self._array
 
 
-# What a step returns: on CPUs an array.
+# The result of a step: on CPUs an array.
 Output = np.ndarray | Fetched
 
 

@@ -121,7 +121,7 @@ class Run:
         self._steps, self._free, self._missing, self._then = steps, free, missing, then
         self._most = most  # helpers at once
         self._lock = threading.Lock()
-        self._own: list[int] = []  # heaps of steps that are ready: for the own thread, for anybody
+        self._own: list[int] = []  # heaps of ready steps: for the own thread, for any thread
         self._anybodys: list[int] = []
         self._news: SimpleQueue[None] = SimpleQueue()  # to the own thread: a helper has done one
         self._left = len(steps)

@@ -9,8 +9,8 @@ from typing import Any
 from allreduce.devices.names import DeviceName
 from allreduce.graph.core.spec import Spec
 
-GRADIENT = "gradient of "  # what the name of a part begins with that differentiates another one
-LOSS = f"{GRADIENT}the loss"  # what differentiates operations outside of layers
+GRADIENT = "gradient of "  # the prefix of a part that holds another part's gradient
+LOSS = f"{GRADIENT}the loss"  # the part of gradients of operations outside of layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Node:
         device: The device that the user asked for; after placement, the device that it runs on.
         control: The ids of nodes that must run before it but that it does not read.
         source: The user's line that made it, "file:line".
-        beside: Before placement, a node whose device it must share.
+        beside: Before placement, the node whose device it must share.
         part: The part of the model, "sequential/0", or its gradient; empty outside of layers.
     """
 

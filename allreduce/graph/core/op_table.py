@@ -15,9 +15,9 @@ from allreduce.graph.core.spec import Spec
 Attrs = Mapping[str, Any]
 ShapeRule = Callable[[Sequence[Spec], Attrs], Spec]
 # Writes the value into its first argument. That has the shape rule's shape and dtype, is
-# C-contiguous, may hold anything, and overlaps no input (but see `Op.in_place`). Inputs may be
+# C-contiguous and uninitialised, and overlaps no input (but see `Op.in_place`). Inputs may be
 # strided. Callers run kernels under one `np.errstate(all="ignore")`: infinities and NaN are
-# results, not warnings. What it returns is not looked at. Arrays are those of the device's kind.
+# results, not warnings. Its return value is ignored. Arrays are those of the device's kind.
 Kernel = Callable[[np.ndarray, Sequence[np.ndarray], Attrs], object]
 # Returns the value, which shares memory with the only input.
 View = Callable[[np.ndarray, Attrs], np.ndarray]
@@ -25,8 +25,8 @@ View = Callable[[np.ndarray, Attrs], np.ndarray]
 # none. All are Tensors; the gradient is written with the public operators, so it is itself traced.
 Gradient = Callable[[Any, Any, Sequence[Any], Attrs], Sequence[Any]]
 # compute: a kernel; source: the executor provides the value; effect: it changes a variable;
-# collective: every replica takes part; transfer: between two devices of one replica; loop: a graph
-# of its own is repeated, or one of its results.
+# collective: every replica takes part; transfer: between two devices of one replica; loop: repeats
+# a subgraph, or is one of its results.
 Kind = Literal["compute", "source", "effect", "collective", "transfer", "loop"]
 
 

@@ -15,8 +15,8 @@ _off: frozenset[str] = frozenset()
 
 def is_on(name: str) -> bool:
     """Return whether an optional pass runs."""
-    # A chain would hide which of its operations made a NaN, a constant that any did, and a value
-    # written over its input what that was.
+    # A chain would hide which of its operations made a NaN, folding would hide that one did, and a
+    # value written over its input would hide the input.
     chosen = options.current()
     looks = chosen.check_numerics or chosen.sync_errors
     hides = looks and name in ("fold", "fuse", "plan_buffers")

@@ -11,7 +11,7 @@ from allreduce.errors import UsageError
 _seed: int | None = None
 _times_set = 0
 _drawn = False
-_untold = False  # whether it was drawn, and nobody was told
+_untold = False  # whether it was drawn and not yet logged
 
 
 def set_seed(seed: int) -> None:

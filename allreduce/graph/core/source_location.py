@@ -7,7 +7,7 @@ import threading
 from types import FrameType
 
 # By their modules' names: an editable install has `allreduce.strategies` in another folder. NumPy
-# calls back what was passed to it.
+# calls functions that were passed to it.
 _LIBRARIES = frozenset((__name__.partition(".")[0], "numpy"))
 
 

@@ -16,7 +16,7 @@ from allreduce.graph.core.numpy_calls import NumpyArgument
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import Dim, Shape, Spec, show
 
-# The operators that tensors have for what NumPy's arrays have as methods.
+# The operators for the methods of NumPy's arrays.
 METHODS: dict[str, str] = {}
 # Python's operators by name. `ops/functions.py`, which needs tensors, fills this table.
 OPERATORS: dict[str, Callable[..., Tensor]] = {}
@@ -308,7 +308,7 @@ class _ComingTensor(ConcreteTensor):
 
     if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Any:  # of what is not set yet
+        def __getattr__(self, name: str) -> Any:  # of an unset attribute
             if name != "_value":
                 return super().__getattr__(name)
             self._value = self._coming.wait()

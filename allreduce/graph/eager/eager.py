@@ -38,7 +38,7 @@ from allreduce.graph.update.host import Host
 from allreduce.graph.update.program_check import synchronize
 from allreduce.graph.update.program_summary import involved, outline
 
-_NOTHING = np.zeros((), np.int64)  # the value of what only has an effect
+_NOTHING = np.zeros((), np.int64)  # the value of operations with only an effect
 
 
 class EagerTrace(Trace):
@@ -233,7 +233,7 @@ class EagerTrace(Trace):
         return self._together(node, ([value], self._info), work)
 
     def _said(self) -> Facts | None:
-        """Say what all ranks have to have done alike so far; None where there is one."""
+        """Summarise what must be equal on all ranks so far; None with one rank."""
         if len(self._host.devices) == self.replicas:
             return None
         done = Graph(tuple(self.nodes))

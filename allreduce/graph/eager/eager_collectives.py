@@ -1,4 +1,4 @@
-"""Collectives and updates of eager steps: each runs as a program of its own on all replicas."""
+"""Collectives and updates of eager steps: each runs as a separate program on all replicas."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _run(
         feeds, info = brought[index]
         executor = Executor(program, host.replicas[index], arenas, outline)
         try:
-            # A replica without samples brings what adds nothing: it needs no null program.
+            # A replica without samples contributes zeros: it needs no null program.
             return [arrived(each) for each in executor.run(feeds, info, batch=False)]
         finally:
             executor.release()

@@ -67,7 +67,7 @@ def run_eagerly(
 
 
 def _form(returned: Returned) -> Hashable:
-    """Give what replicas have to agree on: of values that are no tensors, the first's are taken."""
+    """Return the results; values that are no tensors are taken from the first replica."""
     kinds = tuple(map(type, pytree.leaves(returned.structure)))
     return pytree.outline(returned.structure), kinds, returned.rows_per_sample
 

@@ -40,10 +40,10 @@ Meet = Callable[[Meeting], Any]
 
 
 def run_in_lockstep(replicas: Sequence[Callable[[Meet], Any]]) -> list[Any]:
-    """Run what replicas do; returns their results.
+    """Run all replicas; return their results.
 
     Args:
-        replicas: For each a function, which is told how to meet the others.
+        replicas: A function for each, which gets the means to meet the others.
 
     Raises:
         MismatchError: Replicas of this process went different ways.
@@ -76,7 +76,7 @@ def _alone(meeting: Meeting) -> Any:
 
 
 def _act(told: Sequence[Any]) -> Sequence[Any]:
-    """Do what the replicas met for; an error is every replica's, at the line where it waits."""
+    """Run the operation that the replicas met for; every replica raises its error."""
     try:
         _check_same(told)
         results: Sequence[Any] = told[0].work([each.brought for each in told])
@@ -153,7 +153,7 @@ class _Actor:
         """End the replica where it waits, and wait for its thread."""
         self._over = True
         self._to.put(_Raised(_Stopped()))
-        self._told = None  # it may hold what was raised, as queues may that nobody reads any more
+        self._told = None  # it may hold the error, as may queues that are no longer read
         if self._began:  # else it finds out when it does
             self._ended.get()
             self._to, self._from = SimpleQueue(), SimpleQueue()

@@ -95,7 +95,7 @@ class Executor:
             raise self._shortage(error) from error
 
     def _shortage(self, error: MemoryError) -> OutOfMemoryError:
-        """Return an error that says which device is out of memory, and what uses it."""
+        """Return an error that names the device without memory, and the largest uses."""
         places = self.replica.places
         memory = lookup(places.names[places.home]).memory
         where = ", ".join(getattr(error, "__notes__", ()))

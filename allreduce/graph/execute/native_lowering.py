@@ -80,7 +80,7 @@ def _sum_to(
 def _copy(
     replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
 ) -> bool:
-    # NumPy sees to it that what it overwrites is read before.
+    # NumPy reads overlapping inputs before it overwrites them.
     apart = not np.may_share_memory(out, inputs[0])
     return apart and replay.add_copy(out, inputs[0])
 
@@ -104,7 +104,7 @@ def _reshape_copy(
 def _size(
     replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
 ) -> bool:
-    """Add what depends on shapes alone, which are those of all steps of a frame."""
+    """Add instructions that depend only on shapes, which are equal in all steps of a frame."""
     value, kernel = np.empty_like(out), lookup(node.op).cpu
     assert kernel is not None, node
     kernel(value, inputs, node.attrs)

@@ -44,8 +44,8 @@ class NativeReplay:
         apart = {i: _stand_in(x) for i, x in moving.items()}
         frame.values.update(apart)
         self._bases = set(moving)
-        self._moving = set(moving)  # values that lie in what moves
-        self._loose: set[int] = set()  # and those that are somewhere new each time
+        self._moving = set(moving)  # values in memory that moves
+        self._loose: set[int] = set()  # and values at a new address each time
         self._replay = _native.Replay(list(apart.values()), list(_storages(frame)))
         self.begin = self._replay.begin
         self.steps: list[Step] = []

@@ -71,7 +71,7 @@ class Queues:
             for index, each in enumerate(program.instructions)
             if each.signals and each.stream in self._streams
         }
-        # What the next step is ordered behind: the last of each stream that uses a step's memory.
+        # The next step starts after these: the last event of each stream that uses a step's memory.
         latest = {
             each.stream: index
             for index, each in enumerate(program.instructions)
@@ -153,7 +153,7 @@ class Queues:
         return self._given(stream, awaited, index, step)
 
     def _collective(self, step: Step) -> Step:
-        """Have the host wait, before it writes, until no earlier step reads what lies there."""
+        """Have the host wait, before it writes, until no earlier step reads that memory."""
 
         def run() -> None:
             while self._earlier:

@@ -63,7 +63,7 @@ def wait_for(frame: Frame, node: Node, work: Work) -> None:
             frame.clocks[each].early = begun.settled
     try:
         work.wait()
-    except Exception as error:  # raised late: the traceback does not show what started it
+    except Exception as error:  # raised late: the traceback does not show the start
         blame(error, node)
         raise
     clock.over = time.perf_counter()

@@ -40,7 +40,7 @@ def update_slices(frame: Frame, node: Node) -> Step:
 
 
 def _header_of(frame: Frame, node: Node) -> int:
-    """Find what reduces the header of an update's arena."""
+    """Find the instruction that reduces the header of an update's arena."""
     made = (each.node for each in frame.program.instructions)
     return next(
         each.id
@@ -81,7 +81,7 @@ def update_own(frame: Frame, node: Node) -> Step:
 
 
 def all_gather_bucket(frame: Frame, node: Node) -> Step:
-    """Return what starts to give all members a bucket's new parameters."""
+    """Return a function that starts to distribute a bucket's new parameters."""
     arena, slices, communicator = frame.arena(node), _slices(frame, node), frame.communicator
     parameters, own = arena.parameters[slices.whole], arena.parameters[slices.own]
 

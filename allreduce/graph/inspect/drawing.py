@@ -29,7 +29,7 @@ GAP, RISE = 46, 30  # between lanes, between rows
 MARGIN, TITLE = 34, 40  # around a device's lanes, above them
 TITLE_INSET = 16  # of a device's name
 LEGEND = 510  # the legend's end
-APART = 110  # between devices: room for what is said of transfers
+APART = 110  # between devices: room for the labels of transfers
 PADDING = 10  # on either side of a section's text
 COLORS = {FORWARD: "#dbeafe", BACKWARD: "#ffedd5", UPDATE: "#dcfce7"}
 EDGE, MOVED = "#64748b", "#be123c"
@@ -41,8 +41,7 @@ _STYLE = (
     ".s{font-size:10.5px;fill:#475569}.d{font-size:16px;font-weight:600}"
     f".t{{font-size:11px;fill:{MOVED}}}"
 )
-# Widths of letters, in font sizes, in the widest of the usual fonts (DejaVu Sans); others are
-# narrower, and leave some room.
+# Widths of letters, in font sizes, in the widest of the usual fonts (DejaVu Sans).
 _LETTERS = dict.fromkeys("fijlrt.,:;'|!()[]/-· ", 0.42) | dict.fromkeys("mwMW=×+→…", 1.0)
 _CAPITAL, _OTHER = 0.72, 0.64
 
@@ -77,7 +76,7 @@ def draw(found: Sections) -> str:
             f'fill="#f8fafc" stroke="#cbd5e1"/>{title}'
         )
     curves, texts = _transfers(found.transfers, boxes)
-    # Lines pass behind what they cross.
+    # Lines pass behind the boxes that they cross.
     parts += [*_edges(found, boxes), *curves]
     parts += [_section(section, boxes[id(section)]) for section in found.all]
     parts += texts
@@ -113,7 +112,7 @@ def _lay_out(found: Sections) -> dict[int, Box]:
     boxes: dict[int, Box] = {}
     for section in sorted(found.all, key=lambda each: each.kind):
         row = section.row
-        if section.kind == UPDATE:  # beside the first layer whose gradients it holds
+        if section.kind == UPDATE:  # next to the first layer whose gradients it holds
             row = min((a.row for a, b in found.edges if b is section and a.row >= 0), default=0)
         lane = _lanes(found, section.device).index(section.kind)
         while (section.device, lane, row) in taken:
@@ -147,7 +146,7 @@ def _section(section: Section, box: Box) -> str:
 
 def _edges(found: Sections, boxes: dict[int, Box]) -> Iterator[str]:
     for source, reader in found.edges:
-        # What gradients read again of other layers would be lines across the whole picture.
+        # Gradients also read values of other layers: these lines would cross the whole picture.
         again = source.kind == FORWARD and reader.kind == BACKWARD
         count = reader.kind == UPDATE and source.kind != BACKWARD
         if not (again and source.row != reader.row) and not count:
@@ -171,7 +170,7 @@ def _curve(a: Box, b: Box) -> str:
 
 
 def _transfers(transfers: list[Transfer], boxes: dict[int, Box]) -> tuple[list[str], list[str]]:
-    """Draw what goes to other devices, to the first that reads it there; and what is said of it."""
+    """Draw transfers to other devices, to the first reader there, with their labels."""
     moved: dict[tuple[int, int], list[str]] = {}
     for transfer in transfers:
         ends = id(transfer.source), id(transfer.readers[0])
@@ -224,7 +223,7 @@ def _text(x: float, y: float, kind: str, text: str, more: str = "") -> str:
 
 
 def _short(text: str, kind: str) -> str:
-    """Cut off what does not fit into a section."""
+    """Truncate a text that does not fit into a section."""
     if _fits(text, kind):
         return text
     while not _fits(f"{text}…", kind):

@@ -17,8 +17,8 @@ from allreduce.graph.partition.partition import ANYWHERE
 from allreduce.graph.trace.subgraph import with_bodies
 
 FORWARD, BACKWARD, UPDATE = range(3)
-AFTER = "after "  # what the name of a section between layers begins with
-# More layers than this are too many to be seen at once: inner ones then count as their model.
+AFTER = "after "  # the prefix of a section between layers
+# With more layers than this, inner layers count as their model.
 _MOST = 10
 _UNSAID = (
     *("store_gradient", "store_count", "read", "placeholder", "scan_result"),
@@ -101,7 +101,7 @@ class _Grouping:
         self._graph = graph
         self._depth = _depth(graph)
         self._rows: dict[str, int] = {}
-        self._between = "elsewhere"  # the name of what is written between two layers
+        self._between = "elsewhere"  # the name of code between two layers
         self._found: dict[Hashable, Section] = {}
         self._of: dict[int, Section] = {}
         self._edges: dict[tuple[int, int], tuple[Section, Section]] = {}
@@ -147,7 +147,7 @@ class _Grouping:
         return self._get((node.device, kind, name), Section(node.device, kind, name, row))
 
     def _repeated(self, inner: Node, scan: Node) -> Section:
-        """Find the section of what a scan repeats: its layer's, or the scan's own."""
+        """Find the section of a scan's step: its layer's, or the scan's own."""
         part = inner.part
         if not _layer(part):
             return self._of[scan.id]
@@ -191,7 +191,7 @@ class _Grouping:
 
 
 def _depth(graph: Graph) -> int:
-    """Choose how far layers inside of layers are told apart."""
+    """Choose the depth of nested layers to distinguish."""
     paths = {_layer(node.part) for node in with_bodies(graph.nodes)}
     deepest = max(path.count("/") + 1 for path in paths)
     for depth in range(deepest, 1, -1):
@@ -206,7 +206,7 @@ def _layer(part: str) -> str:
 
 
 def _said(node: Node) -> list[str]:
-    """Name what a node does, as far as people want to know."""
+    """Name a node's work for people."""
     if node.op in _UNSAID:
         return []
     if "chain" in node.attrs:  # of several, joined

@@ -1,1 +1,1 @@
-"""The operators: one file per family; `functions` gathers what people call."""
+"""The operators: one file per family; `functions` gathers the public ones."""

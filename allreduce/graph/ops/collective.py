@@ -67,11 +67,11 @@ def all_reduce(x: Any, op: str = "sum") -> Tensor:
 def all_gather(x: Any) -> Tensor:
     """Join all replicas' rows, in the order of the replicas; every replica gets all.
 
-    The gradient of a replica's rows is the sum of what all replicas' losses say of them.
+    The gradient of a replica's rows is the sum of their gradients over all replicas' losses.
 
     Args:
-        x: `(batch, …)`, or with as many rows on every replica; those that depend on samples are
-            zeros on a replica without samples.
+        x: `(batch, …)`, or with equal numbers of rows on all replicas; rows that depend on samples
+            are zeros on a replica without samples.
 
     Returns:
         `(global_batch, …)`: the rows in the order of the global batch; or `(replicas * rows, …)`.
@@ -170,7 +170,7 @@ def _among_rows_gradient(
 register(Op("own_rows", _shape_asked, _take_own, _own_rows_gradient))
 register(Op("among_rows", _shape_asked, _put_own, _among_rows_gradient))
 
-# What changes no result.
+# Operators that do not change the values.
 _NEUTRAL: dict[str, Callable[[np.dtype[Any]], Any]] = {
     "sum": lambda dtype: 0,
     "prod": lambda dtype: 1,
@@ -180,7 +180,7 @@ _NEUTRAL: dict[str, Callable[[np.dtype[Any]], Any]] = {
 
 
 def contribution_of_none(node: Node, shape: tuple[int, ...]) -> np.ndarray:
-    """Return what a replica without samples brings to a collective whose result has this shape."""
+    """Return the contribution of a replica without samples to a collective."""
     dtype = node.spec.dtype
     if node.op == "all_reduce":
         return np.full(shape, _NEUTRAL[node.attrs["op"]](dtype), dtype)

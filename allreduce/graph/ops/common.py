@@ -1,4 +1,4 @@
-"""What operator families share: NumPy's promotion, element-wise rows, undoing a broadcast."""
+"""Shared by operator families: NumPy's promotion, element-wise rows, undoing a broadcast."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops.arguments import as_dtype
 from allreduce.graph.trace.dispatch import apply, as_tensor
 
-# A Python number adapts to the dtype of what it meets (NumPy's NEP 50); all else has its own.
+# A Python number adapts to the other operand's dtype (NumPy's NEP 50).
 _WEAK = (int, float)
 
 
@@ -43,7 +43,7 @@ def cast(x: Any, dtype: Any) -> Tensor:
 
 
 def promote(ufunc: np.ufunc, *values: Any) -> list[Tensor]:
-    """Make tensors of the operands, cast to what `ufunc` computes in.
+    """Make tensors of the operands, cast to the dtype of `ufunc`'s loop.
 
     Raises:
         UsageError: The ufunc has no loop for these dtypes, or a Python number does not fit.
@@ -154,7 +154,7 @@ def reshaped(x: Tensor, shape: Sequence[Size]) -> Tensor:
     told = {size.name for _, size in named}
     if all(size.name in told for size in wanted if isinstance(size, Dim)):
         return apply("reshape", x, shape=wanted, named=named)
-    # Without elements, and so without an axis that tells in a run how long the named ones are.
+    # Empty, and so without an axis that gives the length of named ones at run time.
     rowless = tuple(1 if isinstance(size, Dim) else size for size in wanted)
     return apply("broadcast_to", reshaped(x, rowless), shape=wanted)
 

@@ -19,7 +19,7 @@ from allreduce.graph.trace.dispatch import apply, as_tensor
 
 
 class Operator(Protocol):
-    """What `register_op` returns."""
+    """An operator that `register_op` returned."""
 
     def __call__(self, *inputs: Any, **attrs: Any) -> Tensor:
         """Record the operator, or run it at once outside of `ar.function`."""
@@ -36,20 +36,20 @@ def register_op(
     """Add an operator; returns the function that applies it to tensors, arrays and numbers.
 
     Args:
-        name: What a printed graph calls it; no other operator's.
+        name: Its unique name, as in printed graphs.
         shape: `(specs, attrs) -> spec`: from the inputs' `spec.shape` and `spec.dtype` to the
             output's. `specs[0]` is an output like the first input.
         cpu: `(out, inputs, attrs)`: writes the value into `out`, a C-contiguous array of the shape
             rule's shape and dtype that overlaps no input. Inputs may be strided. It returns
-            nothing, or `out`. Its value has to depend on inputs and attributes alone: equal calls
-            are made once, and one of constants only once for all steps. It draws no random numbers.
+            nothing, or `out`. Its value must depend on inputs and attributes only: equal calls are
+            computed once, and calls on constants once for all steps. It draws no random numbers.
         cuda: The same on arrays of a GPU. The operator is placed on GPUs only if it has one; this
             version has no runtime for them, so that it is not called yet.
         gradient: `(dy, y, inputs, attrs) -> gradients`: one for each input, of its shape, or None
             where it has none, written with `ar.ops`. `dy` is the gradient of the output `y`.
 
     Raises:
-        UsageError: The name is taken, or an argument is not what it has to be.
+        UsageError: The name is taken, or an argument is invalid.
     """
     _check(name, {"shape": shape, "cpu": cpu}, {"cuda": cuda, "gradient": gradient})
     told = f"operator {name!r}"
@@ -147,7 +147,7 @@ def _checked_gradient(told: str, gradient: Gradient) -> Gradient:
 
 
 def _part(told: str, place: int, part: Any, x: Tensor) -> Tensor:
-    """Check what a gradient gave for one input, and cast it to the input's dtype."""
+    """Check the gradient of one input, and cast it to the input's dtype."""
     with _named(told, "gradient"):
         tensor = as_tensor(part)
     if tensor.shape != x.shape:

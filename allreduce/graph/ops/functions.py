@@ -225,7 +225,7 @@ METHODS.update({name: name for name in __all__}, astype="cast")
 
 def __getattr__(name: str) -> object:
     text = f"ar.ops has no operator {name!r}{did_you_mean(name, __all__)}"
-    raise AttributeError(text, name="")  # without it a traceback adds a suggestion of its own
+    raise AttributeError(text, name="")  # without it a traceback adds its own suggestion
 
 
 def __dir__() -> list[str]:

@@ -1,8 +1,8 @@
-"""What stands before or behind a chain of element-wise operations, and is done with it in pieces.
+"""Fuse a chain of element-wise operations with the operator before or after it, piece by piece.
 
-An epilogue: a product or a convolution makes some rows, and the chain works on these (its bias, its
-activation) while they are in the cache. A reduction: what the chain makes is added up piece by
-piece, and never stands in memory as a whole.
+An epilogue: a product or a convolution computes some rows, and the chain (its bias, its activation)
+works on them while they are in the cache. A reduction: the chain's result is summed piece by piece,
+and is never stored as a whole.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Reduction:
     """A chain, and the sum or mean of its value.
 
     Attributes:
-        chain: What is reduced.
+        chain: The chain to reduce.
         op: One of SUMS.
         attrs: Its attributes.
         axes: Those of the chain's value that it goes along.
@@ -90,7 +90,7 @@ class Reduction:
         return f"{self.chain}+{self.op}"
 
     def run(self, out: np.ndarray, inputs: Sequence[np.ndarray]) -> None:
-        """Write what the chain's value adds up to into `out`."""
+        """Write the sum of the chain's values into `out`."""
         shape = np.broadcast_shapes(*(x.shape for x in inputs))
         if 0 in self.axes:
             self._add_up(out, shape, inputs)

@@ -40,8 +40,8 @@ class Chain:
 
     Attributes:
         links: The operations.
-        rooms: For each but the last, which of the blocks that are reused holds its value.
-        native: What carries all of it out at once, where all operations have such kernels.
+        rooms: For each but the last, the index of the reused block that holds its value.
+        native: The native chain, if all operations have native kernels.
     """
 
     links: tuple[Link, ...]
@@ -54,7 +54,7 @@ class Chain:
 
         Args:
             links: The operations.
-            inputs: The dtypes of what they read.
+            inputs: The dtypes of their inputs.
         """
         last = {-1 - i: at for at, link in enumerate(links) for i in link.reads if i < 0}
         free: dict[np.dtype[Any], list[int]] = {}
@@ -92,7 +92,7 @@ class Chain:
 def _compiled(
     links: Sequence[Link], rooms: Sequence[int], inputs: Sequence[np.dtype[Any]]
 ) -> _native.Chain | None:
-    """Return the native chain of these operations; None where NumPy has to carry one out."""
+    """Return the native chain of these operations; None if one needs NumPy."""
     if not all(each.isnative for each in inputs):
         return None
     last = max(rooms, default=-1) + 1
@@ -121,7 +121,7 @@ def _blocks(
 
 
 def part(x: np.ndarray, ndim: int, rows: slice) -> np.ndarray:
-    """Return what of an input broadcasts to some rows of the result."""
+    """Return the part of an input that broadcasts to some rows of the result."""
     return x[rows] if x.ndim == ndim and x.shape[0] != 1 else x
 
 

@@ -1,7 +1,7 @@
 """Random tensors, drawn from a counter-based generator.
 
-Each element has its place in the global batch, and so its counter: what is drawn depends on seed,
-operator, step and place, not on how many replicas share the rows.
+Each element's place in the global batch is its counter: draws depend on seed, operator, step and
+place, not on the number of replicas.
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), section 3.3 (the
 generator is NumPy's Philox); Box and Muller, "A note on the generation of random normal deviates"
 (1958).
@@ -45,8 +45,8 @@ def uniform(
         low: A Python number, and so is `high`.
         high: …
         dtype: A floating type.
-        seed: Decides the draw, with the operator's place in the step and the step's number; by
-            default what `ar.set_seed` was given.
+        seed: Determines the draw, with the operator's place in the step and the step's number; by
+            default the seed of `ar.set_seed`.
 
     Raises:
         UsageError: The dtype is no floating type, a number is not finite, `high` is below `low`,

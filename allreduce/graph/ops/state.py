@@ -1,6 +1,6 @@
-"""Rows without a kernel: values, changes and exchanges that are the executor's own business.
+"""Operators without a kernel: values, changes and exchanges that the executor handles.
 
-Their specs are set where they are recorded, so their shape rule only passes on what is there.
+Their specs are set when they are recorded, so their shape rule only returns them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _as_recorded(specs: Sequence[Spec], attrs: Attrs) -> Spec:
 ROWS: tuple[tuple[str, Kind], ...] = (
     ("placeholder", "source"),  # fed by the caller; name
     ("constant", "source"),  # value
-    ("runtime", "source"),  # what the executor knows of itself; name
+    ("runtime", "source"),  # a run-time value of the executor; name
     ("read", "source"),  # variable; copy: whether a later change must not show
     ("assign", "effect"),  # variable <- input
     ("print", "effect"),  # parts, sep
@@ -30,7 +30,7 @@ ROWS: tuple[tuple[str, Kind], ...] = (
     ("store_gradient", "effect"),  # span: a gradient, where it will be reduced
     ("clear_gradients", "effect"),  # zeros and no samples: in the null program, or before adding
     ("all_reduce_bucket", "collective"),  # plan, bucket
-    ("gradient_norm", "effect"),  # plan, rule: what scales all of an arena's gradients
+    ("gradient_norm", "effect"),  # plan, rule: scales all of an arena's gradients
     ("update_bucket", "effect"),  # plan, bucket, rule
     ("update_slices", "collective"),  # the same: reduced and updated by all, each its own slice
     ("reduce_scatter_bucket", "collective"),  # the same: to each member its own slice's sums
@@ -39,9 +39,9 @@ ROWS: tuple[tuple[str, Kind], ...] = (
     ("send", "transfer"),  # edge, source, destination, of_samples; no input: only that it is time
     ("receive", "transfer"),  # the same
     # Where a device cannot read the host's memory, nor the host the device's:
-    ("feed", "transfer"),  # what a call brings, on the device
-    ("snapshot", "compute"),  # a value as it is now, in memory that is lent to who fetches it
-    ("fetch", "transfer"),  # what a step returns, on the host
+    ("feed", "transfer"),  # an argument of a call, on the device
+    ("snapshot", "compute"),  # a copy of a value, in memory for the caller
+    ("fetch", "transfer"),  # a result of a step, on the host
 )
 
 for _name, _kind in ROWS:

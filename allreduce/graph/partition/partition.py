@@ -14,10 +14,10 @@ from allreduce.graph.core.op_table import lookup
 from allreduce.graph.core.spec import Spec, concrete
 from allreduce.graph.schedule.dependence import dependents, of_samples
 
-# Every device has these by itself, so they are not sent but made where they are read.
+# Every device can make these, so they are not sent.
 ANYWHERE = ("constant", "runtime")
 
-_ROWS = 1000  # to compare sizes with; those of a batch are not known
+_ROWS = 1000  # to compare sizes; the batch size is unknown
 _NOTHING = Spec((), np.dtype(np.int64))
 
 Place = Callable[[Node], Hashable]

@@ -1,4 +1,4 @@
-"""Passes: each a pure function from a Graph to a Graph, in a file of its own.
+"""Passes: each a pure function from a Graph to a Graph, in its own file.
 
 Most are optional: pass_switches.py lists these and turns them on and off.
 """
@@ -20,7 +20,7 @@ from allreduce.graph.passes.prune import prune
 from allreduce.graph.passes.scan_bodies import inside
 from allreduce.graph.passes.simplify import simplify
 
-# In the order in which they run. Pruned is what nothing needs, also after another pass.
+# In the order in which they run. Unused nodes are pruned, also after another pass.
 _REWRITES: Mapping[str, Callable[[Graph], Graph]] = {
     "prune": prune,
     "fold": fold,

@@ -68,7 +68,7 @@ def bucket(graph: Graph, plans: Sequence[Plan], replicas: int) -> Graph:
 
 
 def _control(rewriter: Rewriter, node: Node, updates: dict[int, dict[Any, int]]) -> tuple[int, ...]:
-    """Let a later read wait for the update of its own variable, and anything else for all."""
+    """Let a later read wait for the update of its own variable, and other nodes for all updates."""
     control: list[int] = []
     for i in node.control:
         if i not in updates:
@@ -95,8 +95,8 @@ def _expand(
     updates: dict[Any, int] = {}
     made: list[int] = []
     parts = _parts(plan, reduce)
-    # All sums come before the first update: ranks start collectives as they are recorded, and one
-    # of these may end an update.
+    # All sums precede the first update: ranks start collectives in the order of recording, and one
+    # of them may end an update.
     ready = [_written(part, stores, counted) for part in parts]
     if reduce:
         ready = [_summed(rewriter, node, plan, *each) for each in zip(parts, ready, strict=True)]
@@ -117,14 +117,14 @@ def _expand(
             attrs["mode"] = mode
             waits = [_add(rewriter, node, "update_own", (), attrs, waits)]
         made.append(_add(rewriter, node, _CHANGING[mode], (), attrs, waits))
-        if not changed:  # it has only checked what all have summed up
+        if not changed:  # it has only checked the sums
             first = made[-1]
         updates.update(dict.fromkeys(changed, made[-1]))
     return updates, made
 
 
 def _written(part: Bucket, stores: Mapping[int, int], counted: int) -> list[int]:
-    """Find what writes a bucket."""
+    """Find the node that writes a bucket."""
     written = [stores[i] for i in range(part.first, part.last)]
     return [*written, counted] if part.has_header else written
 
@@ -132,7 +132,7 @@ def _written(part: Bucket, stores: Mapping[int, int], counted: int) -> list[int]
 def _summed(
     rewriter: Rewriter, node: Node, plan: Plan, part: Bucket, written: list[int]
 ) -> list[int]:
-    """Add what sums a bucket up; returns what its update has to wait for."""
+    """Add the reduction of a bucket; return the nodes that its update must wait for."""
     op = _REDUCING[_mode(plan, part)]
     attrs = {"plan": plan, "bucket": part, "rule": node.attrs["rule"]}
     return written if op is None else [_add(rewriter, node, op, (), attrs, written)]
@@ -161,7 +161,7 @@ def _stores(rewriter: Rewriter, node: Node, plan: Plan) -> tuple[dict[int, int],
 
 
 def _parts(plan: Plan, reduce: bool) -> list[Bucket]:
-    """List the buckets; first the header, where it goes by itself."""
+    """List the buckets; first the header, if it is separate."""
     modes = plan.sharded
     if not reduce or not (
         ShardMode.MAPPED in modes.values() or modes.get(0) is ShardMode.SCATTERED
@@ -171,7 +171,7 @@ def _parts(plan: Plan, reduce: bool) -> list[Bucket]:
 
 
 def _readers(rewriter: Rewriter, node: Node, plan: Plan) -> dict[Any, list[int]]:
-    """Find, among the nodes this change has to wait for, those that read each variable."""
+    """Find the readers of each variable among the nodes this change must wait for."""
     waited, mine = set(node.control), set(plan.variables)
     memory: dict[int, Any] = {}  # the variable that a node's value is, as read or as a view of that
     found: dict[Any, list[int]] = {variable: [] for variable in plan.variables}

@@ -14,14 +14,14 @@ from allreduce.graph.core.op_table import lookup
 from allreduce.graph.core.spec import Spec, concrete
 from allreduce.graph.passes.scan_bodies import inside
 
-_ROWS = 1000  # to lay values out with; those of a batch are not known
+_ROWS = 1000  # for the layout of values; the batch size is unknown
 
 
 def copy_reshapes(graph: Graph) -> Graph:
     """Insert copies for reshapes that cannot be views, such as after a transpose.
 
     NumPy would copy there too, but to new memory in each step, outside of the plan. Inputs are
-    assumed to be C-contiguous; NumPy still copies those that are not.
+    assumed to be C-contiguous; NumPy still copies others.
     """
     rewriter = Rewriter(graph)
     views: dict[int, np.ndarray] = {}
@@ -51,7 +51,7 @@ def _laid_out(node: Node) -> np.ndarray:
 def _contiguous(spec: Spec) -> np.ndarray:
     shape = concrete(spec.shape, _ROWS, _ROWS)
     strides = [spec.dtype.itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    # Nobody reads it, so that it takes no room.
+    # It is never read, so it takes no memory.
     return as_strided(np.empty(1, spec.dtype), shape, strides)
 
 

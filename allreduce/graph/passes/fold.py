@@ -47,7 +47,7 @@ def _value(node: Node, known: dict[int, np.ndarray]) -> np.ndarray | None:
     try:
         with np.errstate(all="ignore"):
             op.cpu(out, inputs, node.attrs)
-    except Exception:  # a label out of range, a user's kernel: told when the step runs, as ever
+    except Exception:  # a label out of range, a user's kernel: raised when the step runs, as usual
         return None
     return out
 

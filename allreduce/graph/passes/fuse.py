@@ -89,7 +89,7 @@ class _Plan:
         for i in _outside(members):
             node = self.graph.nodes[i]
             if lookup(node.op).by_rows and only.get(i) in inside and _alike(node, head):
-                # Only images, or rows of a matrix, are made each by itself of the first input.
+                # Only images, or rows of a matrix, are computed separately from the first input.
                 if node.op == "matmul" and node.spec.ndim != 2:
                     continue
                 self.products[value] = i
@@ -111,7 +111,7 @@ def _alike(node: Node, reader: Node) -> bool:
 
 
 def _outside(members: Sequence[Node]) -> list[int]:
-    """List what a chain reads that is not its own."""
+    """List the outer inputs of a chain."""
     inside = {node.id for node in members}
     return list(dict.fromkeys(i for node in members for i in node.inputs if i not in inside))
 

@@ -16,7 +16,7 @@ def narrow(graph: Graph) -> Graph:
     """
     consumers = graph.consumers()
     kept = {*graph.outputs, *graph.effects, *(i for node in graph.nodes for i in node.control)}
-    late: dict[int, Node] = {}  # rectifiers' gradients, by those of the pooling that they follow
+    late: dict[int, Node] = {}  # rectifiers' gradients, by the gradients of the pooling before them
     for node in graph.nodes:
         if node.op == "relu_gradient" and _follows_pooling(graph, node):
             pooling = node.inputs[0]

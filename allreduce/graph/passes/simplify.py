@@ -14,7 +14,8 @@ from allreduce.graph.core.op_table import lookup
 # the right one only. Of floats, -0.0 + 0.0 is 0.0, and so is no -0.0.
 _NEUTRAL = {"add": -0.0, "multiply": 1.0}
 _NEUTRAL_RIGHT = {"subtract": 0.0, "divide": 1.0, "power": 1.0}
-# What changes the spec, or nothing; and of which two in a row are nothing.
+# Operators that do nothing unless they change the spec, and operators that cancel when applied
+# twice.
 _SHAPED = ("cast", "reshape", "broadcast_to", "sum_to", "stop_gradient")
 _INVOLUTIONS = ("negative", "logical_not")
 
@@ -74,7 +75,7 @@ def _is(node: Node, number: float) -> bool:
 
 
 def _key(rewriter: Rewriter, node: Node) -> Hashable | None:
-    """Describe what a node computes; None where doing it once is not the same as doing it twice."""
+    """Describe a node's computation; None if computing it once differs from computing it twice."""
     if lookup(node.op).kind != "compute" or node.control:
         return None
     inputs = tuple(rewriter.moved[i] for i in node.inputs)

@@ -14,7 +14,7 @@ class Places:
     """The meaning of device names in a replica's program.
 
     All replicas run one program. An index in it counts the replica's own devices: `CPU:1` is each
-    replica's second CPU. Devices of a kind that replicas don't own, such as the CPUs beside
+    replica's second CPU. Devices of a kind that replicas don't own, such as CPUs if replicas own
     GPUs, are shared and keep their names.
 
     Attributes:

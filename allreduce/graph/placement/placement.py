@@ -79,7 +79,7 @@ def check_exists(what: str, asked: DeviceName, places: Places) -> None:
     """Raise an error early if replicas do not have the device that something is made for.
 
     Args:
-        what: What is made: "layer 'dense' (Dense)".
+        what: The new object, for errors: "layer 'dense' (Dense)".
         asked: A full or partial name.
         places: A replica's devices.
 
@@ -128,7 +128,7 @@ def choose(
     home: DeviceName,
     available: Sequence[DeviceName],
 ) -> tuple[DeviceName, str]:
-    """Choose a node's device, as `place` does; returns it with the reason.
+    """Choose a node's device, as `place` does; return it with the reason.
 
     Args:
         node: The traced node.
@@ -153,13 +153,13 @@ def _preferred(
         assert like.device is not None
         return like.device, f"beside its {like.op}"
     if lookup(node.op).kind in ("compute", "collective"):
-        # Where all its inputs are that lie anywhere: nothing has to move.
+        # The common device of all inputs that have one: nothing has to move.
         sources = [placed(i) for i in node.inputs]
         sources = [source for source in sources if source.op not in ("constant", "runtime")]
         devices = {source.device for source in sources if source.device is not None}
         if len(devices) == 1:
             return devices.pop(), "its inputs are there"
-        # Variables stay, and what is computed from samples moves.
+        # Variables stay, and values computed from samples move.
         devices = {source.device for source in sources if source.op == "read" and source.device}
         if len(devices) == 1:
             return devices.pop(), "its variable is there"
@@ -181,7 +181,7 @@ def requested(
     Args:
         node: The node.
         asked: A full or partial name.
-        home: The device that it would run on otherwise.
+        home: The default device.
         available: All devices.
 
     Raises:

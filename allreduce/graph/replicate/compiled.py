@@ -116,9 +116,9 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
         shares = any(
             lookup(node.op).kind == "collective" or node.op == "assign" for node in graph.nodes
         )
-        # Where an optimizer updates, the stamp in its first bucket tells of a difference.
+        # If an optimizer updates, the checksum in its first bucket detects a difference.
         compared = shares and not any(node.op == "apply_gradients" for node in graph.nodes)
-        if pass_switches.is_on("prune"):  # what only one rank returns may be a collective's value
+        if pass_switches.is_on("prune"):  # a result of only one rank may be a collective's value
             graph = passes.prune(graph)
         said = outline(graph) if several_ranks else None
         variables = involved(graph) if several_ranks else ()
@@ -126,7 +126,7 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
         agreement = None
         if said is not None and compared:
             agreement = Agreement(said, joins_rows(graph.nodes))
-        if agreement is not None:  # as those do who have traced it before
+        if agreement is not None:  # as ranks do that traced it before
             compare(host, agreement, arguments.rows_per_replica is not None)
         synchronize(host, _variables(graph))
         updates = _updates(host, graph)
@@ -149,9 +149,9 @@ def _in_buckets(
 
     Args:
         host: This process's replicas.
-        graph: Of a step.
+        graph: The graph of a step.
         updates: The optimizers that it applies, each with its arena.
-        said: What all ranks have to run alike; None where there is one rank.
+        said: What must be equal on all ranks; None with one rank.
     """
     plans = [plan for _, plan in updates]
     graph = passes.bucket(graph, plans, host.num_replicas_in_sync)
@@ -188,7 +188,7 @@ def compile_alone(
 
 
 def _trace(host: Host, fn: Callable[..., Any], arguments: Arguments) -> tuple[Graph, Returned]:
-    start_logging()  # of what is planned, and of what may be wrong with it
+    start_logging()  # of the plan, and its checks
     trace = Trace(host.num_replicas_in_sync)
     with recording(trace):
         args, kwargs = arguments.placeholders(trace)

@@ -47,8 +47,8 @@ class Function:
         Under a strategy's scope it is the one that `strategy.run` runs; every rank asks for it.
 
         Args:
-            args: What the function is called with; only shapes and dtypes of arrays count. The
-                parts of a batch that `distribute_dataset` gives have rows of no fixed number.
+            args: The arguments; only shapes and dtypes of arrays count. Parts of a batch from
+                `distribute_dataset` have no fixed number of rows.
             kwargs: Its keyword arguments, likewise.
         """
         check_outside("graph", "ask for it outside")

@@ -97,16 +97,16 @@ class LocalReplicas:
             return self._replicas
 
     def _communicators(self) -> list[Communicator]:
-        """Make the replicas' communicators, which are closed when nobody uses this any more."""
+        """Make the replicas' communicators, which are closed when this object is freed."""
         _collect_dropped()
         members = self.replica_communicators()
         self._closing = weakref.finalize(self, _leave, members)
-        self._closing.atexit = False  # transports leave by themselves then
+        self._closing.atexit = False  # transports then leave without help
         _communicating.add(self)
         return members
 
     def _close_communicators(self) -> None:
-        """Close what `replicas` has made; what is interrupted can be done again."""
+        """Close the communicators of `replicas`; may be repeated after an interrupt."""
         for each in self._replicas or ():
             if each.communicator is not None:
                 each.communicator.close()
@@ -116,7 +116,7 @@ class LocalReplicas:
         self._replicas = None
 
     def _first(self) -> Replica:
-        """Return this process's first replica as one that has nobody beside it."""
+        """Return this process's first replica, as a world of one."""
         return Replica(0, self.first_replica, None, self.places[0])
 
     def on_replicas(self, work: Callable[[int], Any]) -> list[Any]:
@@ -146,13 +146,13 @@ class LocalReplicas:
 
         results = self._in_threads(guarded)
         if failures:
-            # What the others raise because theirs was aborted only echoes the cause.
+            # Errors of the others, whose communicators were aborted, only repeat the cause.
             error = next((e for e in failures if not isinstance(e, PeerLostError)), failures[0])
             try:
                 self._add_traceback(error)
                 raise error
             finally:
-                failures.clear()  # whose tracebacks hold this frame, and what it knows
+                failures.clear()  # whose tracebacks hold this frame and its objects
                 del error
         return results
 
@@ -209,7 +209,7 @@ def _collect_dropped() -> None:
     global _collect_at
     if len(_communicating) >= _collect_at:
         gc.collect()
-        _collect_at = max(_DROPPED, 2 * len(_communicating))  # those that are in use stay
+        _collect_at = max(_DROPPED, 2 * len(_communicating))  # communicators in use stay
 
 
 def _leave(members: Sequence[Communicator]) -> None:

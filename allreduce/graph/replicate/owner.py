@@ -29,7 +29,7 @@ def current_replicator() -> Replicator:
 
 @contextmanager
 def scope_of(replicator: Replicator) -> Iterator[Replicator]:
-    """Have `replicator` own what the block makes."""
+    """Make `replicator` the owner of objects made in the block."""
     before = _scope.set(replicator)
     try:
         yield replicator

@@ -25,7 +25,7 @@ class ProgramCache:
     def __init__(self) -> None:
         self._functions: dict[tuple[int, object], Programs] = {}
         self._discarded = Discarded()
-        # Weakly: the collector may be quicker, as where it is asked for want of memory.
+        # Weakly: the collector may be first, as when memory is short.
         self._gone: list[weakref.ref[BoundProgram]] = []  # of functions that are
 
     def of(self, fn: Callable[..., Any]) -> Programs:
@@ -43,7 +43,7 @@ class ProgramCache:
             try:
                 # Dies with the cache, which `weakref.finalize` would keep as long as the function.
                 found.owner = weakref.ref(owner, _forgetting(weakref.ref(self), key, code))
-            except TypeError:  # tuples, builtins and what has __slots__ tell nobody when they go
+            except TypeError:  # tuples, builtins and objects with __slots__ have no weak references
                 found.owner = owner
         return found
 
@@ -72,7 +72,7 @@ class ProgramCache:
 def _forgetting(
     cache: weakref.ref[ProgramCache], key: tuple[int, object], code: object
 ) -> Callable[[object], None]:
-    """Return what a function's end calls; it refers to the cache weakly, as the function must."""
+    """Return the callback for a function's end; it refers to the cache weakly."""
 
     def forget(_: object) -> None:
         living = cache()
@@ -83,7 +83,7 @@ def _forgetting(
 
 
 def _parts(fn: Callable[..., Any]) -> tuple[Any, object]:
-    """Return what lives as long as a function does, and which of its methods it is.
+    """Return the object that lives as long as a function, and the method's name.
 
     A bound method is made anew at each access: its instance is what lives on. It need not be
     hashable.
@@ -139,7 +139,8 @@ class Programs:
         return found
 
     def _drop_other_seeds(self, alone: bool, seed: int | None) -> None:
-        # Not those of the other kind: what one rank runs alone is not to make it trace alone later.
+        # Not programs of the other kind: a step that one rank runs alone must not make it trace
+        # alone later.
         for signature in list(self.by_signature):
             if signature[0] == alone and signature[1] != seed:
                 dropped = self.by_signature.pop(signature)

@@ -40,14 +40,14 @@ class Replicas(LocalReplicas):
         super().__init__(devices, first_replica, total, owned)
         self._running = threading.RLock()  # buffers belong to one step at a time
         self._step: object = None  # the one that runs
-        self._stale = False  # whether what a dead communicator leaves has still to be made anew
+        self._stale = False  # whether a dead communicator must still be replaced
         self.fed: BatchTiming | None = None
         self._over = ""  # why they run no steps any more
 
     def _exclusively(self, work: Callable[[], T]) -> T:
-        """Call `work`, which alone uses the replicas; what an error has left is made good.
+        """Call `work`, which has the replicas to itself; repair them after an error.
 
-        Each step does this, so that it calls no more Python than it has to. It is no context
+        Each step does this, so it makes as few Python calls as possible. It is no context
         manager: these are Python, and a signal's handler that raises as one is left would have it
         hold the lock for as long as the traceback lives.
 
@@ -106,7 +106,7 @@ class Replicas(LocalReplicas):
         return self._exclusively(meet)
 
     def _stop(self, cause: BaseException) -> None:
-        """See to it that no replica goes on by itself after a signal's handler has raised."""
+        """Stop all replicas after a signal handler has raised."""
         if self._threads is None or not self._threads.busy:
             return
         for replica in self._replicas or ():
@@ -119,8 +119,8 @@ class Replicas(LocalReplicas):
     def _renew(self) -> None:
         """Make replicas usable again after one has raised, if all of them live in this process.
 
-        The error has killed their communicator, and memory of a dead one is not used again. What is
-        interrupted is done again.
+        The error has ended their communicator, and memory of a dead one is never used again. An
+        interrupted repair is repeated.
         """
         if self._spans_ranks:
             return
@@ -136,7 +136,7 @@ class Replicas(LocalReplicas):
         return any(member is not None and member.dead for member in members)
 
     def _note_end(self, error: BaseException) -> None:
-        """Keep what has ended replicas of several ranks, whose communicator is not made anew."""
+        """Keep the error of replicas of several ranks: their communicator is not replaced."""
         if self._spans_ranks and self._dead:
             said, more, _ = str(error).partition("\n")
             if more:  # which begins a list

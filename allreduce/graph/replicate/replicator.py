@@ -159,7 +159,7 @@ class Replicator(Replicas):
         eagerly: bool = False,
         alone: bool = False,
     ) -> tuple[Returned, Sequence[Sequence[Output]], list[StepInfo]]:
-        """Run a step; returns what it returned, each replica's values, and what it was told."""
+        """Run a step; return its results, each replica's values, and its `StepInfo`."""
         eagerly = eagerly or options.current().functions_run_eagerly
         alone = alone and self.num_replicas_in_sync > 1
 
@@ -201,7 +201,7 @@ class Replicator(Replicas):
     def _run_compiled(
         self, compiled: Compiled, arguments: Arguments, step_infos: Sequence[StepInfo]
     ) -> Sequence[Sequence[Output]]:
-        """Run one step on each replica that it was compiled for; returns what each fetched."""
+        """Run one step on each replica that it was compiled for; return all fetched values."""
         for _, plan in compiled.updates:
             plan.take_over()
         compiled.begin()
@@ -227,8 +227,8 @@ class Replicator(Replicas):
         return results
 
     def _forget(self) -> None:
-        # As an error may have come to some replicas before an assignment and to others behind it,
-        # variables are those of the first replica from here on.
+        # The error may have stopped some replicas before an assignment and others after it: from
+        # here on, variables are taken from the first replica.
         self._programs.clear()
         self.shared.clear()
         renew(self)

@@ -30,12 +30,12 @@ class Threads:
         self._done: SimpleQueue[tuple[int, Any]] = SimpleQueue()
         self._busy = False
         self._process = os.getpid()
-        # Each is let go of by a thread that ends. An interrupted `join` takes one for ended that is
+        # A thread releases its lock when it ends. An interrupted `join` takes one for ended that is
         # not (Python 3.11, Thread._wait_for_tstate_lock).
         self._alive = [threading.Lock() for _ in range(count)]
         for each in self._alive:
             each.acquire()
-        # They know queues and locks alone, so that nothing keeps this object but who uses it.
+        # They refer only to queues and locks, so that only users keep this object alive.
         threads = [
             threading.Thread(
                 target=_live,
@@ -97,7 +97,7 @@ def _live(
 ) -> None:
     while (work := asked.get()) is not None:
         done.put((index, work(index)))
-        del work  # it would keep who asks while nothing is to do
+        del work  # it would keep the caller alive while idle
     alive.release()
 
 

@@ -14,7 +14,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 # The kinds of parameters that can be given by name.
 NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
-# Nearly all defaults, told apart quickly: it is done in each call.
+# Nearly all defaults, for a quick test in each call.
 _USUAL = frozenset({bool, int, float, str, type(None)})
 
 _signatures: WeakKeyDictionary[Any, inspect.Signature] = WeakKeyDictionary()
@@ -44,7 +44,7 @@ def canonical(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any
 def _signature_of(fn: Callable[..., Any]) -> inspect.Signature:
     found = _signatures.get(fn)
     if found is None:
-        # A decorator's own: what it wraps need not take the same.
+        # The decorator's own signature: the wrapped function may have another.
         found = inspect.signature(fn, follow_wrapped=False)
         parameters = [each.replace(annotation=each.empty) for each in found.parameters.values()]
         found = found.replace(parameters=parameters, return_annotation=found.empty)
@@ -57,7 +57,7 @@ def _signature_of(fn: Callable[..., Any]) -> inspect.Signature:
 def _fill_in(call: inspect.BoundArguments) -> None:
     """Add the defaults that are Python values, and put all in the order of the signature."""
     filled: dict[str, Any] = {}
-    by_position = True  # what comes behind a default that stays out cannot be
+    by_position = True  # arguments after an omitted default cannot be positional
     for name, parameter in call.signature.parameters.items():
         if name in call.arguments:
             filled[name] = call.arguments[name]
@@ -73,9 +73,9 @@ def _fill_in(call: inspect.BoundArguments) -> None:
 
 
 def _is_value(default: Any) -> bool:
-    """Tell whether a default is a Python value, which becomes a part of the signature.
+    """Return whether a default is a Python value, which becomes a part of the signature.
 
-    A dataclass is none: tracing would see a copy, and what a step does to it would be lost.
+    A dataclass is not: tracing would see a copy, and changes by a step would be lost.
     """
     if type(default) in _USUAL:
         return True

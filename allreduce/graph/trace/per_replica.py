@@ -112,7 +112,7 @@ class _Pending(PerReplica):
     def is_pending(self) -> bool:
         return True
 
-    def __getattr__(self, name: str) -> Any:  # of what is not set yet
+    def __getattr__(self, name: str) -> Any:  # of an unset attribute
         if name != "values":
             raise AttributeError(f"a PerReplica has no {name!r}", name=name, obj=self)
         object.__setattr__(self, "values", tuple(map(arrived, self._pending)))

@@ -42,7 +42,7 @@ def print_values(*values: Any, sep: str = " ") -> None:
     if trace is None:
         say([], parts, sep)
     else:
-        # What does not change is written now: it may be something else when the step runs.
+        # Values that are no tensors are formatted now: they may have changed when the step runs.
         fixed = tuple(each if _open(each) else str(each) for each in parts)
         trace.effect("print", tensors, {"parts": fixed, "sep": sep}, (), DeviceName())
 

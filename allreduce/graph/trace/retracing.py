@@ -19,7 +19,7 @@ from allreduce.graph.trace.signature import Arguments
 _CALLS, _TRACES = 6, 5
 
 
-# What tells two calls apart by `Arguments.around`, in its order.
+# The differences of two calls' `Arguments.around`, in its order.
 _AROUND = (
     "it is called in another ar.device scope than before",
     "ar.config.passes were switched",
@@ -141,7 +141,7 @@ def _shown(leaf: Any) -> str:
 
 
 def _difference(fn: Callable[..., Any], one: _Call, other: _Call) -> str:
-    """Say what tells two calls apart."""
+    """Describe the difference between two calls."""
     if one.outline != other.outline:
         return "its arguments are nested in another way than before; keep their structure"
     for before, now in zip(one.leaves, other.leaves, strict=True):

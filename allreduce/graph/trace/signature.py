@@ -144,9 +144,9 @@ def _around() -> tuple[Hashable, ...]:
 def _alike(structure: Any, replicas: int, like: Arguments) -> Arguments | None:
     """Describe a call that differs from another one in its values and rows only; None if unsure.
 
-    It is what a step is called with again and again. A process that comes back to a core finds cold
-    caches there, and then each function of ours costs several times what it does otherwise: of 8
-    processes on 2 cores a step took 4.6 ms with 299 calls of functions, and 3.3 with 168.
+    Steps are called so again and again. A process that returns to a core finds cold caches, in
+    which each of our functions costs several times as much: with 8 processes on 2 cores a step took
+    4.6 ms with 299 calls of functions, and 3.3 with 168.
     """
     args, kwargs = structure
     if like.looks is None or kwargs or type(args) is not tuple or len(args) != len(like.looks):

@@ -18,7 +18,7 @@ from allreduce.graph.core.tensor import TracedTensor
 from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.graph.trace.trace import Trace
 
-# What a scan's results read instead of a value. As it counts as a float, gradients find their way.
+# A placeholder that a scan's results read. It counts as a float, so that gradients flow through it.
 HANDLE = Spec((), np.dtype(np.float64))
 
 
@@ -92,7 +92,7 @@ class BodyTrace(Trace):
         return [TracedTensor(self._outer, i, nodes[i].spec) for i in self._captured]
 
     def placeholder(self, spec: Spec, name: str, *, varies: bool = False) -> TracedTensor:
-        # The number tells ranks which of the scan's inputs it stands for.
+        # The number identifies the scan's input on all ranks.
         return super().placeholder(spec, f"{name} {len(self.inputs)}", varies=varies)
 
     def own(self, tensor: TracedTensor, what: str) -> TracedTensor:
@@ -123,7 +123,7 @@ class BodyTrace(Trace):
         return super().add(op, inputs, attrs, spec, control=control, place=place)
 
     def value(self, given: Any) -> TracedTensor:
-        """Return a tensor of this trace for what an operator takes."""
+        """Return this trace's tensor for an operand."""
         tensor = as_tensor(given)
         assert isinstance(tensor, TracedTensor)
         return self.own(tensor, "ar.scan")

@@ -70,7 +70,7 @@ class Variable(Operators):
         self.trainable = trainable
         self.replicator = _current_owner() if replicator is None else replicator
         self.spec = Spec(np.shape(value), value.dtype)
-        # What the scopes ask for; None for its replica's first device.
+        # The device that the scopes ask for; None for its replica's first device.
         asked = {"name": name, "trainable": trainable}
         self.device = choose(Node(0, "variable", (), asked, self.spec)).device
         if self.device is not None:
@@ -118,8 +118,8 @@ class Variable(Operators):
     def __bool__(self) -> bool:
         return bool(self.__tensor__())
 
-    # Variables are told apart by identity, so that they can be looked for and be keys; all else is
-    # compared with the value.
+    # Variables compare by identity, so that `in` and dicts work; other operands are compared with
+    # the value.
     def __eq__(self, other: object) -> Any:
         return self is other if _is_no_value(other) else call("equal", self, other)
 

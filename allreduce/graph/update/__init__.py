@@ -1,1 +1,1 @@
-"""Optimizers' arenas, their buckets, and what ranks agree on before an update."""
+"""Optimizers' arenas and buckets, and the checks between ranks before an update."""

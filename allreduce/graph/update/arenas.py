@@ -17,7 +17,7 @@ from allreduce.graph.update.arena_plan import UPDATES, ArenaPlan
 from allreduce.graph.update.host import Host
 from allreduce.graph.update.update import UpdateRule
 
-_rules: weakref.WeakSet[UpdateRule] = weakref.WeakSet()  # those that have plans
+_rules: weakref.WeakSet[UpdateRule] = weakref.WeakSet()  # arenas that have plans
 _waiting: weakref.WeakKeyDictionary[UpdateRule, dict[str, np.ndarray]]
 _waiting = weakref.WeakKeyDictionary()
 
@@ -118,10 +118,10 @@ def optimizer_state(rule: UpdateRule) -> dict[str, np.ndarray]:
 
 
 def load_optimizer_state(rule: UpdateRule, state: Mapping[str, np.ndarray]) -> None:
-    """Set an optimizer's state; what has no arena yet waits for the first trace.
+    """Set an optimizer's state; parts without an arena wait for the first trace.
 
     Raises:
-        UsageError: The state lacks "iterations", or has what no slot of this optimizer is called.
+        UsageError: The state lacks "iterations", or has an unknown slot.
         ShapeError: A value's shape is not its variable's.
     """
     if "iterations" not in state:

@@ -17,7 +17,7 @@ def name_of(fn: Callable[..., Any]) -> str:
 
 
 def check_owner(host: Host, variables: Iterable[Variable]) -> None:
-    """Raise an error if a variable belongs to other replicas than those that run the step."""
+    """Raise an error if a variable does not belong to the replicas that run the step."""
     for variable in variables:
         owner: object = variable.replicator
         if owner is not host:

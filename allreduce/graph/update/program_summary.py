@@ -1,4 +1,4 @@
-"""Describe a step for comparison: changes of variables, collectives, and what they depend on."""
+"""Describe a step for comparison: changes of variables, collectives, and their inputs."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _SAME_KINDS = f"{_SAME_FUNCTION}, with arrays of one dtype, and rows of one shap
 
 
 def outline(graph: Graph) -> Facts:
-    """List changes of variables, collectives, and what they depend on, in the order of recording.
+    """List changes of variables, collectives, and their inputs, in the order of recording.
 
-    What a rank may have for itself is left out: the values of constants, shapes, devices, and what
-    it returns beside.
+    Facts that may differ between ranks are left out: values of constants, shapes, devices, and
+    further results.
     """
     lines = enumerate(_lines(graph, _numbers(graph, _shared(graph))))
     return {f"{name or f'operation {place}'} of the step": fact for place, (name, fact) in lines}
@@ -52,14 +52,14 @@ def involved(graph: Graph) -> tuple[Variable, ...]:
 
 
 def _shared(graph: Graph) -> Iterator[int]:
-    """List what changes variables, and collectives."""
+    """List the changes of variables, and the collectives."""
     for node in graph.nodes:
         if node.op in ("apply_gradients", "assign") or lookup(node.op).kind == "collective":
             yield node.id
 
 
 def _numbers(graph: Graph, ends: Iterable[int]) -> dict[int, int]:
-    """Number some nodes and what they depend on, in the order of their recording."""
+    """Number some nodes and all their inputs, in the order of their recording."""
     wanted = set(ends)
     for node in reversed(graph.nodes):
         if node.id in wanted:
@@ -92,7 +92,7 @@ def _fact(node: Node, words: str) -> tuple[str, Fact]:
 
 
 def _step(scan: Node, asked: Collection[int]) -> Iterator[tuple[str, Fact]]:
-    """Say what a scan's step does for the next carry, and for the results that are asked for."""
+    """Summarise a scan's step: the next carry, and the requested results."""
     body: Body = scan.attrs["body"]
     results = [*range(body.carries), *body.made]
     ends = {
@@ -131,7 +131,7 @@ def _of_result(body: Body, index: int) -> str:
 
 
 def _without_sizes(value: Any) -> Any:
-    """Leave out what "same" padding makes of the sizes of images, which may be a rank's own."""
+    """Leave out paddings that follow from the sizes of images, which may differ between ranks."""
     if not isinstance(value, Windows):
         return value
     around = zip(value.strides, value.before, value.after, strict=True)

@@ -4,8 +4,8 @@ Each replica writes the digest to an arena's header, next to the number of sampl
 are small enough for exact sums. The digest covers the step's program, the optimizer's settings, the
 batches and assigned values. If all replicas have the same digest, each sum is the replica's own
 number times the number of replicas. Otherwise all replicas find a different sum and raise before
-the update. The check needs no message of its own, and detects a learning rate that only one rank
-has changed.
+the update. The check needs no separate message, and detects a learning rate that only one rank has
+changed.
 """
 
 from __future__ import annotations

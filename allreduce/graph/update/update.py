@@ -1,4 +1,4 @@
-"""From a loss to changed variables: what optimizers are built on."""
+"""From a loss to changed variables: the base of optimizers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class UpdateRule(ABC):
 
     Attributes:
         iterations: The number of steps done so far.
-        slots: The names of the arrays that `update` keeps beside each parameter.
+        slots: The names of the arrays that `update` keeps for each parameter.
         clip_norm: The largest norm of all mean gradients together; None for any.
         gradient_accumulation: The number of steps, each with a micro-batch, that make an update.
     """
@@ -59,12 +59,12 @@ class UpdateRule(ABC):
 
     @property
     def all_slots(self) -> tuple[str, ...]:
-        """The names of all arrays kept beside each parameter."""
+        """The names of all arrays kept for each parameter."""
         return self.slots
 
     @property
     def is_elementwise(self) -> bool:
-        """Whether any range may be updated by itself, as in sharded updates."""
+        """Whether any range may be updated separately, as in sharded updates."""
         return self.clip_norm is None
 
     @abstractmethod
@@ -92,9 +92,9 @@ class UpdateRule(ABC):
 
     def bucket_update(
         self,
-        spans: Sequence[tuple[str, slice]],  # noqa: ARG002  # of rules that tell variables apart
+        spans: Sequence[tuple[str, slice]],  # noqa: ARG002  # for rules that treat variables differently
     ) -> Callable[..., None]:
-        """Return what updates one bucket, called as `update` is.
+        """Return a function that updates one bucket, called like `update`.
 
         Args:
             spans: Each variable's path and its range of the bucket.
@@ -103,7 +103,7 @@ class UpdateRule(ABC):
 
     def native(
         self,
-        header: np.ndarray,  # noqa: ARG002  # of those who have one
+        header: np.ndarray,  # noqa: ARG002  # for optimizers that have one
         slots: Mapping[str, np.ndarray],  # noqa: ARG002
     ) -> NativeUpdate | None:
         """Return the same update for native code, if there is one.
@@ -128,8 +128,8 @@ def minimize(
         loss: One value per sample, whose sum is divided by the global number of values; or a
             scalar, which counts as the mean over the replica's rows. Several replicas warn if it is
             computed otherwise.
-        variables: What may change.
-        weight: What the replica's part counts instead: the number of tokens that were not masked.
+        variables: The variables to train.
+        weight: The weight of the replica's part instead, such as the number of unmasked tokens.
 
     Raises:
         UsageError: Outside of `ar.function`, or the variables cannot be changed so.
@@ -160,7 +160,7 @@ def warn_of_reduced(loss: Tensor) -> None:
     """
     trace = current_trace()
     if not isinstance(loss, TracedTensor) or trace is None or loss.trace is not trace:
-        return  # a constant, or what is refused elsewhere
+        return  # a constant, or refused elsewhere
     if trace.replicas == 1 or any(isinstance(size, Dim) for size in loss.shape):
         return
     if not (trace.has_batch if loss.ndim else _varies(trace, loss.id)):
@@ -231,8 +231,8 @@ def apply_gradients(
     Args:
         rule: The optimizer.
         grads: This replica's means, one per variable and of its shape.
-        variables: What to change.
-        weight: What the replica counts instead of its rows.
+        variables: The variables to change.
+        weight: The replica's weight instead of its number of rows.
 
     Raises:
         UsageError: Outside of `ar.function`, or gradients and variables do not fit.
@@ -275,7 +275,7 @@ def _aggregate(
     variables: Sequence[Variable],
     counts: Mapping[np.dtype[Any], Tensor],
 ) -> None:
-    # What lies on one device and is of one dtype is changed together, there.
+    # Variables of one device and dtype are updated together, on that device.
     groups: dict[tuple[np.dtype[Any], DeviceName], list[int]] = {}
     for i, variable in enumerate(variables):
         groups.setdefault((variable.dtype, variable.place), []).append(i)

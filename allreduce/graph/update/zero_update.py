@@ -1,6 +1,6 @@
 """Sharded updates over any transport: reduce_scatter, update and all_gather.
 
-Each member has the slots of its own slices only, until `consolidate` gathers them. After
+Each member has the slots of its own slices only, until `consolidate` gathers them. Source:
 Rajbhandari et al., ZeRO: Memory optimizations toward training trillion parameter models (SC 2020).
 """
 

@@ -153,7 +153,8 @@ ElementwiseKernel compute_floats(ElementwiseOp op) {
   }
 }
 
-// To floats, and to booleans; what else to integers depends on the processor where it does not fit.
+// To floats and to booleans. Casts of floats to integers are left out: values out of range depend
+// on the processor.
 template <class T>
 ElementwiseKernel convert(Scalar to) {
   switch (to) {

@@ -10,8 +10,8 @@
 namespace allreduce::KERNEL_LEVEL {
 namespace {
 
-// Results of a block: so many rows of two vectors each, which with the two that they are made of
-// fill the registers.
+// Results of a block: rows of two vectors each, which fill the registers together with two vectors
+// of operands.
 #if defined(__AVX512F__)
 constexpr int kRows = 12;
 #else
@@ -22,7 +22,7 @@ constexpr std::size_t kColumns = 2 * kWidth / sizeof(T);
 // Pixels of whose gradients a copy stays in a level-1 cache, with the images' own pixels.
 constexpr std::size_t kBand = 64;
 
-// What is the same for all images of a call.
+// Parameters that are equal for all images of a call.
 template <class T>
 struct Layout {
   Layout(const Images& x, const Images& out, const Windows& windows, T* room)
@@ -49,7 +49,7 @@ struct Layout {
   std::size_t band_rows() const { return (kBand + out.size.width - 1) / out.size.width; }
   std::size_t bands() const { return band_rows() * out.size.width; }
 
-  // Where the pixels of a run begin, beside those of its window.
+  // The offset of a run's pixels from those of its window.
   std::size_t run(std::size_t number) const {
     if (runs == windows.size.height) return number * windows.dilation.height * row;
     const std::size_t i = number / windows.size.width, j = number % windows.size.width;
@@ -178,9 +178,9 @@ void conv2d(T* out, const T* x, const T* kernel, const Images& x_shape, const Im
   }
 }
 
-// Adds to M rows of one panel of the kernel's gradient what a band of windows gives: rows of the
-// images' pixels from `from` on, and the gradients of the band. A band is added up by itself: one
-// sum over all pixels of a batch would lose digits with each (64 images of 128 x 128: 2e-4 of it).
+// Adds a band of windows to M rows of one panel of the kernel's gradient: products of the images'
+// pixels from `from` on and the band's gradients. Each band has its own sum: a single sum over all
+// pixels of a batch loses digits (64 images of 128 x 128: a relative error of 2e-4).
 template <class T, int M>
 void taps(T* sums_at, const T* from, const Layout<T>& layout, std::size_t rows) {
   Block<T, M> sums{};

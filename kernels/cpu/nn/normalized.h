@@ -16,7 +16,7 @@ inline T mean_of(std::size_t columns, Term term) {
   return sum_row<T>(columns, term) / static_cast<T>(columns);
 }
 
-// What a row is divided by.
+// The divisor of a row.
 template <class T>
 inline T deviation(const T* x, T mean, T epsilon, std::size_t columns) {
   const T variance = mean_of<T>(columns, [=](std::size_t j) {

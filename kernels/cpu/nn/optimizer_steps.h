@@ -1,4 +1,4 @@
-// From an optimizer's settings to what its kernel takes.
+// Computes a kernel's parameters from an optimizer's settings.
 #pragma once
 
 #include <cmath>

@@ -80,7 +80,7 @@ void max_pool2d(T* out, const T* x, const Images& x_shape, const Images& out_sha
 template <class T>
 void max_pool2d_gradient(T* out, const T* dy, const T* x, const T* y, const Images& x_shape,
                          const Images& y_shape, const Windows& windows) {
-  // Where windows leave no pixel out and share none, each is written once.
+  // If windows neither skip nor share pixels, each pixel is written once.
   const Pair size = windows.size, strides = windows.strides;
   const bool once = size.height == strides.height && size.width == strides.width &&
                     windows.dilation.height == 1 && windows.dilation.width == 1 &&

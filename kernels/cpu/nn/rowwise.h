@@ -1,8 +1,8 @@
 // Cross-entropies of rows of logits. Only for files compiled once per KERNEL_LEVEL.
 //
 // Partial results are kept in 16 lanes at every level and combined in one order, so that all levels
-// and the tails of rows give the same bits. Sums of long rows are those of blocks, added two by
-// two: an error grows with the logarithm of the length only.
+// and the tails of rows give the same bits. Long rows are summed in blocks, which are added
+// pairwise: the error grows only with the logarithm of the length.
 #pragma once
 
 #include <cstddef>
@@ -71,8 +71,8 @@ inline T logarithm(T x) {
     return __builtin_log(x);
 }
 
-// Elements of a block: of 65,536 floats, blocks leave the error of NumPy's sum, lanes alone 3 to 6
-// times that.
+// Elements of a block: with blocks, the sum of 65,536 floats has the error of NumPy's; with lanes
+// alone, 3 to 6 times that.
 constexpr std::size_t kBlock = 512;
 
 // Folds `term(j)` over the row in 16 lanes, then the lanes in order.

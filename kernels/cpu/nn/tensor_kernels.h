@@ -12,16 +12,16 @@
 
 namespace allreduce {
 
-// What one optimizer step needs to know besides its arrays. Gradients are sums over samples: they
-// are divided by `count`, and count as zero where there were no samples.
+// The parameters of one optimizer step besides its arrays. Gradients are sums over samples: they
+// are divided by `count`, and taken as zero if there were no samples.
 template <class T>
 struct SgdStep {
   T count, learning_rate, momentum;
   bool nesterov;
 };
 
-// `rate` is the learning rate with both bias corrections in it; `rest` is 1 - beta, which rounded
-// only once has a float's full precision. `keep` is what decoupled weight decay leaves of a value.
+// `rate` is the learning rate with both bias corrections; `rest` is 1 - beta, rounded only once for
+// full precision. `keep` is the factor of decoupled weight decay.
 template <class T>
 struct AdamStep {
   T count, rate, beta1, rest1, beta2, rest2, epsilon, keep;

@@ -9,7 +9,7 @@
 namespace allreduce::KERNEL_LEVEL {
 namespace {
 
-// The fold of plain vectors and of pairs, and what follows it.
+// The fold of plain vectors and of pairs, and its final step.
 template <class Fold, class V>
 inline V fold(V a, V b) {
   return Fold::apply(a, b);
@@ -53,7 +53,7 @@ inline void step(const Span<Finish>& span, std::size_t at) {
       Format::template store<Bytes>(span.out[j] + at + u * Bytes, values[u]);
 }
 
-// Reduces what is left, less than twice `Bytes`, in ever narrower vectors.
+// Reduces the rest, less than twice `Bytes`, in ever narrower vectors.
 template <class Format, class Fold, std::size_t Bytes, class Finish>
 inline void tail(const Span<Finish>& span, std::size_t at) {
   if (at + Bytes <= span.bytes) {

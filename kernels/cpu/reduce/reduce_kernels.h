@@ -61,7 +61,7 @@ constexpr std::size_t size_of(Type type) {
 using Reduce = void (*)(const void* const* in, int n, void* const* out, int m, std::size_t count);
 // Copies; with streaming stores, which go past the caches, a store fence follows.
 using Copy = void (*)(void* to, const void* from, std::size_t bytes);
-// Moves `shared` to `to`, and `next` into its place. Without `next` it leaves zeros.
+// Moves `shared` to `to`, and `next` to `shared`; without `next`, zeros.
 using Swap = void (*)(void* to, void* shared, const void* next, std::size_t bytes);
 // Swaps nothing in, and stores past the caches where it moves `shared` to.
 using Take = void (*)(void* to, void* shared, std::size_t bytes);

@@ -1,4 +1,4 @@
-// What reductions do to lanes. Only for files compiled once per KERNEL_LEVEL.
+// Operations of reductions on lanes. Only for files compiled once per KERNEL_LEVEL.
 #pragma once
 
 namespace allreduce::KERNEL_LEVEL {
@@ -61,7 +61,7 @@ struct Xor {
   }
 };
 
-// Finishes: what is done to the folded value of n inputs.
+// Final steps: applied to the folded value of n inputs.
 // --------------------------------------------------
 
 template <class T>

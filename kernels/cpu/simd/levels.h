@@ -14,7 +14,7 @@ struct LevelTable {
   static const Table table;
 };
 
-// Whether this processor, and this build, has what a level needs. Every processor with AVX2 has
+// Whether this processor and this build support a level. Every processor with AVX2 has
 // F16C and FMA, but a virtual one may hide them.
 inline bool is_supported(Level level) {
 #if defined(ALLREDUCE_X86_LEVELS)

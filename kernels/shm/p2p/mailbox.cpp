@@ -65,7 +65,7 @@ bool Messages::write_unsent() {
     auto& [to, letters] = *entry;
     while (!letters.empty()) {
       const Outgoing& first = letters.front();
-      // Who has left needs no answer; a message that it lacks is found by check_left().
+      // A member that left needs no answer; check_left() finds messages that it did not send.
       const bool dropped = !first.settles && left(to);
       if (!dropped && !try_write(to, first)) break;
       if (first.settles) settle(first.work);
@@ -77,7 +77,7 @@ bool Messages::write_unsent() {
   return moved;
 }
 
-// Whether a letter can be what it says: its writer may be a program with other code.
+// Whether a letter is valid: its writer may run other code.
 bool Messages::sound(const Letter& letter) const {
   if (letter.from >= share_.members || static_cast<int>(letter.type) >= kTypes) return false;
   const std::uint64_t unit = size_of(letter.type);
@@ -155,8 +155,8 @@ void Messages::take(const Incoming& incoming) {
 
 // --- bytes ---------------------------------------------------------------------------------------
 
-// Copies a chunk out of its sender's window, and overwrites it there: the lines then move to and
-// fro between the two instead of being shared (staged.cpp tells what that is worth).
+// Copies a chunk out of its sender's window, and overwrites it there: the lines then move between
+// the two caches instead of being shared (see staged.cpp for the gain).
 void Messages::take_chunk(const Letter& letter) {
   Mailbox& theirs = share_.control().mailbox(letter.from);
   const auto recv = find(letter.recv);
@@ -222,18 +222,18 @@ bool Messages::fetch() {
   std::memmove(recv.out + recv.cursor,
                move.region->part(move.letter.from) + move.letter.offset + recv.cursor, bytes);
   recv.cursor += bytes;
-  // Stands between the copy and the looks at who has failed or left, as `finished` in
+  // Orders the copy before the checks for failed and left members, as `finished` in
   // step_cross_process().
   fetched_.store(fetched_.load(std::memory_order_relaxed) + bytes, std::memory_order_seq_cst);
-  // A sender that fails or leaves does not wait for this: what was read may be what it has put
-  // there since.
+  // A sender that fails or leaves does not wait for this: it may have overwritten the data that was
+  // read.
   if (share_.group.culprit_word() != 0) return false;  // the recv fails with all others
   if (left(move.letter.from)) {
     blame(Fault::left, move.letter.from, recv);
   } else if (recv.cursor < bytes_of(recv)) {
     fetching_.push_back(std::move(move));
   } else {
-    // Done when that is written: whoever leaves after it owes nothing.
+    // Done when that is written: a member may leave after it.
     const Letter letter{.kind = LetterKind::fetched,
                         .from = static_cast<std::uint16_t>(share_.me),
                         .send = move.letter.send};

@@ -1,5 +1,5 @@
-// Sends and recvs in the memory that members share: the letters that they write into each other's
-// boxes, and the windows through which large messages move (p2p.h tells how).
+// Sends and recvs in shared memory: the letters that members write into each other's mailboxes, and
+// the windows through which large messages move (see p2p.h).
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ inline constexpr int kUntaken = 32;
 // In the numbers of messages; those of calls never come so far.
 inline constexpr std::uint64_t kMessage = 1ull << 62;
 
-// What members write to each other about sends and recvs.
+// Letters about sends and recvs.
 enum class LetterKind : std::uint8_t {
   message,  // a small message, in the letter's payload
   offer,    // a message that the sender keeps, or that lies in symmetric memory
@@ -57,7 +57,7 @@ struct alignas(kLine) LetterBox {
 };
 static_assert(sizeof(LetterBox) == kLine);
 
-// What a sender tells of its call besides, as in a Note.
+// The sender's note on its call, as in Note.
 struct Remark {
   void set(std::string_view told) {
     length = static_cast<std::uint16_t>(std::min(told.size(), Note::kText));
@@ -69,7 +69,7 @@ struct Remark {
   char text[Note::kText];
 };
 
-// What is written to a member, by any of the others, and the windows out of which they read.
+// A member's mailbox, which all others write to, and the windows that they read from.
 struct alignas(kPage) Mailbox {
   alignas(kLine) std::atomic<std::uint64_t> next;  // positions that writers have taken
   Counter filled[kWindows];  // 1 from when the owner gives a chunk till its receiver has copied it

@@ -211,7 +211,7 @@ void Messages::check_left() {
   for (int member = 0; member < share_.members; ++member)
     gone[static_cast<std::size_t>(member)] = member != share_.me && left(member);
   if (std::find(gone.begin(), gone.end(), true) == gone.end()) return;
-  // `left` is a member's last store: what it had written before is all there is.
+  // `left` is a member's last store: it writes no letters after it.
   while (write_unsent() || read_letter()) {
   }
   for (const auto& [number, pending] : pending_) {
@@ -224,7 +224,7 @@ void Messages::check_left() {
   count();
 }
 
-// Whether the word is ours: what we tell of belongs to it then.
+// Whether the word is ours: then our report belongs to it.
 bool Messages::blame(Fault fault, int member, const Work& work, const MessageRecord* other) {
   if (share_.group.culprit_word() != 0) return false;
   tell(share_.own().told[0], work);

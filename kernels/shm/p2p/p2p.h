@@ -1,10 +1,9 @@
-// One member's sends and recvs. They are no calls that all members make, and have no place in the
-// order of those.
+// One member's sends and recvs. They are not collective, and have no place in the order of calls.
 //
 // Members write letters into each other's boxes. A small message travels with its letter; a large
 // one is offered, and moves when a recv has met it: in chunks through the sender's windows, several
-// messages by turns, or straight out of symmetric memory. What no recv takes holds up nothing: of
-// small messages a receiver keeps copies, at most kUntaken from each sender, which then offers.
+// messages by turns, or straight out of symmetric memory. Unmatched messages delay nothing: a
+// receiver copies small ones, at most kUntaken from each sender, which offers the next ones.
 //
 // A recv takes the first message that fits it, and a message the first recv that takes it: letters
 // of one member arrive in the order in which it wrote them.
@@ -33,17 +32,18 @@ class Messages {
   explicit Messages(Share& share);
 
   void start(const std::shared_ptr<Work>& work);
-  // Does a part of what can be done.
+  // Advances the messages a little.
   Progress advance();
   // Blames a member that left in good order without its part of a message.
   void check_left();
-  // Tells of a message of this member that still waits, for whoever reads of a culprit; returns
-  // whether there is one, and its number.
+  // Reports a message of this member that still waits, for readers of the culprit; returns its
+  // number, if there is one.
   bool tell_first(std::uint64_t& number);
   // Blames the other side of a message.
   void give_up(const Work& work);
   void fail_all();
-  // After the end of the communicator: takes what has come, and fails everything else.
+  // After the end of the communicator: completes the messages that have arrived, and fails all
+  // others.
   void end();
 
   // Whether there may be something to do.
@@ -63,7 +63,7 @@ class Messages {
     std::string_view remark;
     std::shared_ptr<Work> own;  // the send, if it is one to oneself that stays where it is
   };
-  // A message that no recv has taken, with a copy of what came.
+  // An unmatched message, with a copy of its data.
   struct Arrival {
     Incoming message;
     std::vector<std::byte> payload;
@@ -117,7 +117,7 @@ class Messages {
   std::deque<Move> sending_, fetching_;
   std::map<int, std::deque<Outgoing>> unsent_;  // by receiver
   std::vector<int> untaken_;                    // small messages to each member, as far as known
-  std::vector<int> taken_;                      // of each member, which it has not been told of
+  std::vector<int> taken_;                      // of each member, not yet reported to it
   int receivers_[kWindows] = {};                // of the chunk in each window
   std::atomic<std::uint64_t> read_{0};          // letters so far
   std::atomic<std::uint64_t> fetched_{0};       // bytes read in symmetric memory so far

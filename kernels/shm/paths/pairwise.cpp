@@ -134,8 +134,8 @@ std::uint64_t into_line(const std::byte* at) {
   return reinterpret_cast<std::uintptr_t>(at) % kLine;
 }
 
-// Copies the first bytes out of a place, and what is due there into it; where that goes past the
-// caches with as many of the own part, if they lie alike, which it takes off.
+// Copies the first bytes out of a place, and the next chunk into it. If that bypasses the caches,
+// it also copies as much of the own part, if equally aligned, and shortens it.
 //
 // One pass, in which some lines come from memory while others go there: 2 processes, Zen 4,
 // all_gather of 16 MiB 3.0 ms instead of 4.0 by one copy after the other, all_to_all 1.43 instead
@@ -161,12 +161,12 @@ void renew(const Pair& pair) {
   const Segment part = pair.taken_part(chunk);
   const bool puts = work.staged == due && due < pair.chunks();
   const std::uint64_t next = puts ? pair.given_part(due).count : 0;
-  // Where the members' places begin elsewhere in a line, one would overwrite what it has not read.
+  // If the members' places are aligned differently, one would overwrite unread data.
   const bool together = pair.offset(0) == pair.offset(1);
   const std::uint64_t both = together ? std::min(part.count, next) : 0;
   std::byte* place = pair.place(chunk, pair.other);
-  // Of the chunk that is due, the own part of an all_gather is what is put in: 2 % of 16 and 64
-  // MiB. Where none is, those from the beginning are left.
+  // In an all_gather, the chunk to put in is the own part: 2 % of 16 and 64 MiB. Without one, the
+  // parts from the beginning are left.
   Own own = own_part(pair, due % pair.chunks());
   if (reduces(work.call.collective)) {
     const std::uint64_t block = kBlock / pair.unit;

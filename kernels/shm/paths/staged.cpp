@@ -248,8 +248,8 @@ bool rings_are_free(const Share& share, Work& work) {
 
 Progress step_staged(Share& share, Work& work, std::uint64_t& position) {
   if (!work.begun) begin_in_rings(share, work, Path::staged, position, places(work));
-  // In this order: a member that moves nothing learns only from the others' posts that there are
-  // chunks, which it has to consume.
+  // In this order: a member that sends nothing learns only from the others' posts that there are
+  // chunks to consume.
   if (!agreed(share, work) || work.consumed < chunks(share, work)) return advance(share, work);
   position = place_of(work, chunks(share, work));
   return Progress::finished;

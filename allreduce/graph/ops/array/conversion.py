@@ -1,4 +1,4 @@
-"""Conversion: to another dtype, and to what no gradient comes back to."""
+"""Conversion to another dtype, and `stop_gradient`."""
 
 from __future__ import annotations
 

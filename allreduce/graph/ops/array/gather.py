@@ -105,7 +105,7 @@ def _take_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> 
 
 
 def _scatter_add(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
-    """Add slices up where they came from, those of one index in their order."""
+    """Add slices at their indices; slices of one index in their order."""
     dy, indices = inputs
     axis, size = attrs["axis"], out.shape[attrs["axis"]]
     out.fill(0)
@@ -138,8 +138,8 @@ def take_along_axis(x: Any, indices: Any, axis: int = -1) -> Tensor:
 
     Args:
         x: `(…, n, …)`, n along `axis`.
-        indices: Integers, `(…, k, …)`: of the shape of `x` but for that axis.
-        axis: Of both.
+        indices: Integers, `(…, k, …)`: the shape of `x` except along that axis.
+        axis: The axis of both.
 
     Raises:
         ShapeError: The other axes differ.

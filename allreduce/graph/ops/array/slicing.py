@@ -1,4 +1,4 @@
-"""Parts of a tensor, as views: `x[1:3, ..., None]`, and what undoes that in gradients."""
+"""Parts of a tensor, as views: `x[1:3, ..., None]`, and the inverse for gradients."""
 
 from __future__ import annotations
 

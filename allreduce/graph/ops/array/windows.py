@@ -91,9 +91,9 @@ class Windows:
         )
 
     def turned(self) -> Windows | None:
-        """Return the windows over what these make that lead back to the image, if strides are 1.
+        """Return the windows over the output that lead back to the image, if strides are 1.
 
-        Source: Dumoulin and Visin, section 4.2. None where there are no such windows.
+        Source: Dumoulin and Visin, section 4.2. None if there are no such windows.
         """
         reach = [(size - 1) * gap for size, gap in zip(self.size, self.dilation, strict=True)]
         before = reach[0] - self.before[0], reach[1] - self.before[1]
@@ -151,7 +151,7 @@ def windows_on(
     """Read how windows are to lie on images.
 
     Args:
-        what: The operator, for errors.
+        what: The operator's name, for errors.
         x: `(batch, height, width, channels)`; height and width are known.
         size: An integer, or (height, width); as are strides and dilation.
         strides: As size.

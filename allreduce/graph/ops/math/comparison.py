@@ -1,4 +1,4 @@
-"""Comparison, logic, bits, and choice by a condition, whose gradient is that of what is chosen."""
+"""Comparison, logic, bits, and choice by a condition, whose gradient goes to the chosen operand."""
 
 from __future__ import annotations
 

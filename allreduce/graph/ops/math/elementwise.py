@@ -72,7 +72,7 @@ elementwise(np.floor_divide, cut)
 
 
 def remainder(a: Any, b: Any) -> Tensor:
-    """Give what `floor_divide` leaves: 0, or of the sign of `b`."""
+    """Return the remainder of `floor_divide`: 0, or of the sign of `b`."""
     return apply("remainder", *promote(np.remainder, a, b))
 
 

@@ -36,7 +36,7 @@ def matmul(a: Any, b: Any) -> Tensor:
             f"{users_line()}: matmul of {show(left.shape)} and {show(right.shape)}: "
             "a scalar is no matrix; multiply by it with *"
         )
-    try:  # before vectors become matrices, so that their own shapes are told
+    try:  # before vectors become matrices, so that errors show the original shapes
         _check_inner(left.shape, right.shape)
     except ShapeError as error:
         raise ShapeError(f"{users_line()}: matmul: {error}") from None
@@ -87,8 +87,8 @@ def _swapped(x: Tensor) -> Tensor:
 def _matmul_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> list[Tensor]:
     a, b = x
     if _is_swapped(b):
-        # What b is a view of gets its gradient as it lies, and need not be copied row by row: 0.2
-        # instead of 1.6 ms for the keys of an attention, (16, 4, 64, 64).
+        # The array behind the view b gets its gradient in its own layout, without a copy row by
+        # row: 0.2 instead of 1.6 ms for the keys of an attention, (16, 4, 64, 64).
         of_b = _swapped(apply("matmul", _swapped(dy), a))
     else:
         of_b = apply("matmul", _swapped(a), dy)
@@ -96,7 +96,7 @@ def _matmul_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -
 
 
 def _is_swapped(x: Tensor) -> bool:
-    """Say whether a batch of matrices is one of transposed matrices, as far as the trace tells."""
+    """Return whether a batch of matrices is transposed, as far as the trace shows."""
     trace = current_trace()
     if x.ndim < 3 or trace is None or not isinstance(x, TracedTensor) or x.trace is not trace:
         return False

@@ -37,7 +37,7 @@ def var(x: Any, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> Ten
         x: Floats; integers become float64.
         axis: One or several; None is all.
         keepdims: Whether the axes stay, with one element.
-        ddof: What is taken off the count that the sum is divided by: 1 for a sample's variance.
+        ddof: Is subtracted from the count in the divisor: 1 for a sample's variance.
     """
     tensor = as_floats(x)
     axes = as_axes("var", tensor, axis)

@@ -25,7 +25,7 @@ _float_like = floats_only(same_spec)
 
 
 def relu(x: Any) -> Tensor:
-    """Replace what is below 0 by 0."""
+    """Replace negative elements by 0."""
     return apply("relu", as_floats(x))
 
 

@@ -85,7 +85,7 @@ def _shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
 
 
 def _pieces(images: int, bytes_of_one: int) -> Iterator[slice]:
-    """Cut a batch so that each piece's rows fit the cache, if those of one image do."""
+    """Cut a batch so that each piece's rows fit the cache, if the rows of one image do."""
     size = max(1, _ROWS_BYTES // max(1, bytes_of_one))
     return (slice(first, first + size) for first in range(0, images, size))
 
@@ -147,7 +147,7 @@ def _conv2d_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -
 
 
 def _images(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
-    """Give each pixel what the windows that cover it say."""
+    """Sum the gradients of all windows at each pixel that they cover."""
     dy, kernel = inputs
     windows, groups, filters = attrs["windows"], attrs["groups"], dy.shape[3]
     turned = windows.turned()

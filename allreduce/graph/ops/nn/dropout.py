@@ -1,7 +1,7 @@
 """Dropout, drawn from a counter-based generator.
 
-A draw is a function of seed, operator, step and global row, not of what was drawn before. So it
-does not depend on how many replicas share the rows.
+A draw is a function of seed, operator, step and global row, not of earlier draws. So it does not
+depend on the number of replicas.
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), section 3.3.
 """
 
@@ -32,11 +32,11 @@ def dropout(x: Any, rate: float, seed: int | None = None) -> Tensor:
 
     Args:
         x: `(batch, …)`, or with the batch on another axis, or merged with other axes as in
-            `(4*batch, …)`. What is dropped depends on the index in the global batch; in a tensor
-            without a batch axis, such as a variable, all replicas drop the same.
+            `(4*batch, …)`. The mask depends on the index in the global batch; for a tensor without
+            a batch axis, such as a variable, all replicas use the same mask.
         rate: The share to drop, in [0, 1).
-        seed: Decides the draw, with the operator's place in the step and the step's number; by
-            default what `ar.set_seed` was given.
+        seed: Determines the draw, with the operator's place in the step and the step's number; by
+            default the seed of `ar.set_seed`.
 
     Raises:
         UsageError: The rate is not a number in [0, 1).
@@ -78,6 +78,6 @@ register(Op("dropout", _dropout_shape, _dropout, _dropout_gradient))
 
 
 def key_of(seed: int, what: str, draw: int) -> int:
-    """Hash what is drawn into a generator's 64-bit key."""
+    """Hash the seed and the draw into a generator's 64-bit key."""
     digest = blake2b(f"{seed} {what} {draw}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")

@@ -1,4 +1,4 @@
-"""Normalisation to mean 0 and variance 1 along some axes, and what is made of it."""
+"""Normalisation to mean 0 and variance 1 along some axes."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def layer_norm(
     axis: int | Sequence[int] = -1,
     epsilon: float = 1e-5,
 ) -> Tensor:
-    """Normalize each sample by itself, then scale and shift.
+    """Normalize each sample separately, then scale and shift.
 
     Source: Ba, Kiros and Hinton, "Layer normalization" (2016), section 3.
 
     Args:
         x: `(…, features)`.
-        gamma: What the result is multiplied with; broadcasts. None is 1.
-        beta: What is added to it; broadcasts. None is 0.
+        gamma: A factor of the result; broadcasts. None is 1.
+        beta: Is added to it; broadcasts. None is 0.
         axis: Of the features.
         epsilon: As for `normalize`.
     """
@@ -63,7 +63,7 @@ def layer_norm(
 def group_norm(
     x: Any, groups: int, gamma: Any = None, beta: Any = None, epsilon: float = 1e-5
 ) -> Tensor:
-    """Normalize groups of channels, each sample and group by itself, then scale and shift.
+    """Normalize groups of channels, each sample and group separately, then scale and shift.
 
     Source: Wu and He, "Group normalization" (ECCV 2018), section 3.
 

@@ -28,9 +28,8 @@ def max_pool2d(
     Args:
         x: `(batch, height, width, channels)`, floats.
         size: Of the windows, for both axes or as (height, width).
-        strides: From one window to the next; by default windows lie side by side.
-        padding: "valid", "same", or ((top, bottom), (left, right)); what is around the image is
-            never the largest.
+        strides: The distance between windows; by default their size.
+        padding: "valid", "same", or ((top, bottom), (left, right)); padding is never the largest.
 
     Raises:
         ShapeError: The windows do not fit the images, or lie in the padding alone.
@@ -41,7 +40,7 @@ def max_pool2d(
 def average_pool2d(
     x: Any, size: int | Pair = 2, strides: int | Pair | None = None, padding: Any = "valid"
 ) -> Tensor:
-    """Average the pixels of each window, by channel; what is around the image does not count.
+    """Average the pixels of each window, by channel; padding does not count.
 
     Args:
         x: `(batch, height, width, channels)`.

@@ -29,9 +29,9 @@ def log_softmax(x: Any, axis: int = -1) -> Tensor:
 
 
 def logits_of(x: Any) -> Tensor | None:
-    """Return what went into the softmax over the last axis that made this tensor; None otherwise.
+    """Return the input of the softmax over the last axis that made this tensor, or None.
 
-    A cross-entropy of it is then the stable, fused kernel's.
+    A cross-entropy then uses the stable, fused kernel.
     """
     trace = current_trace()
     if trace is None or not isinstance(x, TracedTensor) or x.trace is not trace:

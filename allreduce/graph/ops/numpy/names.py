@@ -1,7 +1,7 @@
-"""Which operator stands for which of NumPy's functions: `np.exp(tensor)` is `ar.ops.exp(tensor)`.
+"""Map NumPy's functions to operators: `np.exp(tensor)` is `ar.ops.exp(tensor)`.
 
-Those that are here, and in `numpy_shapes.py`, take what the operator knows of NumPy's arguments,
-under NumPy's names.
+The functions here, and in `shapes.py`, take the arguments that the operator supports, under NumPy's
+names.
 """
 
 from __future__ import annotations

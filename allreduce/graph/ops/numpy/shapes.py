@@ -123,7 +123,7 @@ def _moveaxis(a: Any, source: int | Sequence[int], destination: int | Sequence[i
 
 
 def _in_order(what: str, x: Tensor, axes: int | Sequence[int]) -> list[int]:
-    """Read axes as `as_axes` does, but leave them in the order in which they were given."""
+    """Read axes as `as_axes` does, but keep their order."""
     listed = axes if isinstance(axes, Sequence) else [axes]
     as_axes(what, x, axes)
     return [as_axis(what, x, axis) for axis in listed]
