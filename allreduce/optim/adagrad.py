@@ -20,7 +20,7 @@ class Adagrad(Optimizer):
 
     Args:
         learning_rate: As for every `Optimizer`: a number of 0 or more, or a schedule.
-        initial_accumulator_value: What the sum of squares starts with, a₀; the slot starts at 0.
+        initial_accumulator_value: The initial sum of squares, a₀; the slot starts at 0.
         epsilon: Keeps the quotient finite; above 0.
         options: As for every `Optimizer`.
     """

@@ -37,7 +37,7 @@ class Optimizer(UpdateRule):
             `ar.optim.Options` says what they do.
 
     Attributes:
-        is_per_variable: Whether `update` needs each variable by itself, as rules with norms do.
+        is_per_variable: Whether `update` needs each variable separately, as rules with norms do.
 
     Raises:
         UsageError: A keyword is unknown, or its value makes no sense.
@@ -81,12 +81,12 @@ class Optimizer(UpdateRule):
 
     @property
     def all_slots(self) -> tuple[str, ...]:
-        """The names of all arrays kept beside each parameter."""
+        """The names of all arrays kept for each parameter."""
         return (*self.slots, AVERAGE) if self.ema_momentum is not None else self.slots
 
     @property
     def is_elementwise(self) -> bool:
-        """Whether any range may be updated by itself, as in sharded updates."""
+        """Whether any range may be updated separately, as in sharded updates."""
         return not self.is_per_variable and self.clip_norm is None and self._is_plain
 
     @property
@@ -94,7 +94,7 @@ class Optimizer(UpdateRule):
         return self.clip_value is None and self.ema_momentum is None and self.groups is None
 
     def bucket_update(self, spans: Sequence[tuple[str, slice]]) -> Callable[..., None]:
-        """Return what updates one bucket, called as `update` is.
+        """Return a function that updates one bucket, called like `update`.
 
         Args:
             spans: Each variable's path and its range of the bucket.
@@ -181,7 +181,7 @@ class Optimizer(UpdateRule):
         return optimizer_state(self)
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take over what `state` gave; before the first step too."""
+        """Restore the result of `state`; also before the first step."""
         load_optimizer_state(self, dict(state))
 
     def get_config(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class Lamb(Optimizer):
         beta_1: The first moment's decay, from 0 to below 1.
         beta_2: The second moment's decay, from 0 to below 1.
         epsilon: Keeps the quotient finite; above 0.
-        weight_decay: What is added to the update for each unit of a weight.
+        weight_decay: The fraction of a weight that is added to its update.
         options: As for every `Optimizer`; `groups` can set `weight_decay` to 0 for biases.
     """
 

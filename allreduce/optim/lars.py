@@ -24,7 +24,7 @@ class LARS(Optimizer):
     Args:
         learning_rate: As for every `Optimizer`: a number of 0 or more, or a schedule.
         momentum: The velocity's decay, from 0 to below 1.
-        weight_decay: What is added to the gradient for each unit of a weight.
+        weight_decay: The fraction of a weight that is added to its gradient.
         trust_coefficient: The paper's η.
         options: As for every `Optimizer`; `groups` can set `weight_decay` to 0 for biases.
     """

@@ -43,7 +43,7 @@ class Options(TypedDict, total=False):
 
 
 NAMES = tuple(Options.__annotations__)
-# Keras's names, and what does the same here.
+# Keras's names, and their equivalents here.
 _KERAS = {
     "clipnorm": "clip_norm= limits the norm of all gradients together; there is none for each",
     "global_clipnorm": "the argument is called clip_norm=",
@@ -59,7 +59,7 @@ def check_options(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         kind: The optimizer's class.
-        options: What was given.
+        options: The arguments.
 
     Raises:
         UsageError: There is no such keyword, or its value makes no sense.
@@ -165,7 +165,7 @@ def parts_of(optimizer: Any, spans: Sequence[tuple[str, slice]]) -> list[Part]:
 
 
 def bucket_update(optimizer: Any, spans: Sequence[tuple[str, slice]]) -> Callable[..., None]:
-    """Make what updates one bucket: as `Optimizer.update`, with the options and per variable."""
+    """Make a bucket's update: `Optimizer.update` with the options, per variable."""
     parts = parts_of(optimizer, spans)
     limit, momentum = optimizer.clip_value, optimizer.ema_momentum
 

@@ -29,7 +29,7 @@ def optimizer_class(name: str) -> type[Optimizer]:
     """Return an optimizer's class by its name, in any case ("adam", "Adam").
 
     Raises:
-        UsageError: There is none; the message lists those that exist.
+        UsageError: The name is unknown; the message lists the existing ones.
     """
     row = TABLE.get(name.lower())
     if row is None:
@@ -103,11 +103,11 @@ def serialize(optimizer: Optimizer) -> dict[str, Any]:
 def _lack(kind: type[Optimizer], config: Mapping[str, Any]) -> str:
     """Say why a class's own constructor cannot be called again with a config, or nothing."""
     if vars(Optimizer)["from_config"] is not inspect.getattr_static(kind, "from_config"):
-        return ""  # what it makes of the config is its own affair
+        return ""  # it may use the config as it likes
     taken = inspect.signature(kind)
     names = [name for name, each in taken.parameters.items() if each.kind in NAMED]
     if any(each.kind is each.VAR_KEYWORD for each in taken.parameters.values()):
-        names += kind.hyperparameters  # what it takes as ** it is believed to hand on
+        names += kind.hyperparameters  # arguments in ** are assumed to be passed on
     for name in names:
         if name not in config:
             return f"its constructor takes {name!r}, which its config leaves out"

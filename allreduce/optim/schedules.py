@@ -1,8 +1,8 @@
 """Learning-rate schedules: the rate as a function of the number of updates done.
 
 `ar.optim.SGD(ar.optim.schedules.CosineDecay(0.1, decay_steps=1000))`. The optimizer asks its
-schedule on the host before each update, so that a step is never traced again. A schedule has no
-state: what is saved with the optimizer are its arguments and the number of updates.
+schedule on the host before each update, so that a step is never traced again. A schedule is
+stateless: its arguments and the number of updates are saved with the optimizer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What may be fed to `fit`, `evaluate` and `predict`."""
+"""Check the arrays for `fit`, `evaluate` and `predict`."""
 
 from __future__ import annotations
 

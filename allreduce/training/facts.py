@@ -1,4 +1,4 @@
-"""What has to be the same on all ranks: compared by digests, told in words where it differs."""
+"""Compare facts that must be equal on all ranks, by digests, and describe differences."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SAME_SAMPLES = "load the same on every rank, in the same order"
 SAME_ARRAYS = f'{SAME_SAMPLES}, or pass data="sharded" if each rank has rows of its own'
 SAME_ROWS = "give rows of one dtype and shape on every rank"
 SAME_OPTIONS = "pass the same options on every rank"
-# Who compare: ranks between the steps of their replicas, or, where none have a part in it, as they
-# are. None is a rank by itself.
+# The ranks that compare: between the steps of their replicas, or without replicas. None is a single
+# rank.
 Ranks = Replicator | Communicator | None
 # Values of an array that are compared, or all there are. Reading so many of 205 MB takes
 # 0.2 ms from memory and 0.04 ms from caches; a hash of all of them took 230 ms.
@@ -41,9 +41,9 @@ def array(value: np.ndarray | None, remedy: str, *, contents: bool = True) -> Fa
 
     Args:
         value: The array.
-        remedy: What to do where it differs.
-        contents: Whether to compare the number of rows and a sample of the values too, or the dtype
-            and the shape of a row alone.
+        remedy: The remedy if it differs.
+        contents: Whether to compare the number of rows and a sample of the values, or only the
+            dtype and the shape of a row.
     """
     if value is None:
         return Fact("None", remedy)
@@ -62,12 +62,12 @@ def digest(value: np.ndarray) -> str:
 
 
 def check_equal(ranks: Ranks, what: str, facts: Facts) -> None:
-    """Compare what ranks have: one small exchange where they agree, a second where they do not.
+    """Compare the facts of all ranks: one small exchange if they agree, a second if they differ.
 
     Args:
-        ranks: Who compare.
-        what: Who asks, and the same on every rank: "fit".
-        facts: By name, what matters most first.
+        ranks: The ranks that compare.
+        what: The caller, equal on every rank: "fit".
+        facts: By name, the most important first.
 
     Raises:
         MismatchError: They differ; the message says what, and on which ranks. Or a rank is
@@ -86,15 +86,15 @@ def check_equal(ranks: Ranks, what: str, facts: Facts) -> None:
 
 @contextmanager
 def telling(ranks: Ranks, what: str) -> Iterator[None]:
-    """Check what one rank alone may have to refuse; all ranks call `check_equal` after the block.
+    """Run checks that may fail on one rank only; all ranks call `check_equal` after the block.
 
-    A rank whose block raises tells those who come to `check_equal`, which raises there, too: nobody
-    is left in an exchange with a rank that has gone on to something else. Where one of them makes
-    another call, or none, the rank still raises its own error, with a note that says what came.
+    A rank whose block raises informs the ranks in `check_equal`, which then raises there, too, so
+    that no rank waits in an exchange that will not happen. If another rank makes a different call,
+    or none, this rank still raises its own error, with a note about the other call.
 
     Args:
         ranks: As `check_equal` takes them.
-        what: As `check_equal` is told.
+        what: As for `check_equal`.
     """
     try:
         yield
@@ -123,7 +123,7 @@ def _can_meet(ranks: Ranks) -> bool:
 
 
 def _compare(ranks: Ranks, what: str, facts: Facts) -> dict[int, Facts]:
-    """Compare facts; returns those of each rank, or nothing where they are equal."""
+    """Compare facts; return the facts of each rank, or None if they are equal."""
     communicator = _communicator(ranks)
     if communicator is None or communicator.size == 1:
         return {}

@@ -1,4 +1,4 @@
-"""`fit`, `evaluate` and `predict`: check what came, agree with the other ranks, run the passes."""
+"""`fit`, `evaluate` and `predict`: check arguments, compare ranks, run the passes."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ SHARDED, SAME = "sharded", "same"
 
 @dataclass(frozen=True, slots=True)
 class FitOptions:
-    """The options of `Model.fit`, which says what they mean.
+    """The options of `Model.fit`, which describes them.
 
     Raises:
         UsageError: One is of another kind than its default, or out of range.
@@ -237,7 +237,7 @@ class FitOptions:
 
 
 def is_sharded(data: str) -> bool:
-    """Tell whether each rank brings rows of its own.
+    """Return whether each rank passes its own rows.
 
     Raises:
         UsageError: `data` is neither of the two.

@@ -1,4 +1,4 @@
-"""Passes over arrays: which rows each replica gets, what is done with them, what comes out."""
+"""Passes over arrays: distribute the rows to replicas, run the steps, combine the results."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def resolve_batch_size(batch_size: int | None, replicator: Replicator) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Arrays of one row per sample, and how they are shared out.
+    """Arrays of one row per sample, and their distribution.
 
     Attributes:
-        arrays: This rank's.
-        plan: Which replica takes which rows.
-        total: How many rows there are, over all ranks.
-        sharded: Whether each rank has rows of its own.
+        arrays: This rank's arrays.
+        plan: The assignment of rows to replicas.
+        total: The number of rows of all ranks.
+        sharded: Whether each rank has its own rows.
     """
 
     arrays: tuple[np.ndarray, ...]
@@ -86,7 +86,7 @@ def _run(model: Trainable, step: Callable[..., Any], batch: tuple[PerReplica, ..
 def train(
     model: Trainable, rows: Rows, order: np.ndarray | None, epoch: int, shown: Epoch
 ) -> dict[str, Any]:
-    """Take one step per batch; returns the exact means of what the steps gave.
+    """Take one step per batch; return the exact means of the results.
 
     Raises:
         NumericsError: The loss became NaN on some rank; all ranks raise it.

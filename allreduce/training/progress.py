@@ -57,9 +57,9 @@ class Epoch(AbstractContextManager["Epoch"]):
 
     Args:
         label: "epoch 1/5".
-        steps: How many there are.
-        samples: How many all ranks together go through.
-        mode: What `resolve` gave.
+        steps: The number of steps.
+        samples: The number of samples of all ranks.
+        mode: The result of `resolve`.
     """
 
     def __init__(self, label: str, steps: int, samples: int, mode: int) -> None:

@@ -17,14 +17,14 @@ _READ_STEPS = 16  # between reads of values still being copied; a divisor of Los
 
 
 class Totals:
-    """Sums of what steps give: per-sample values for each replica, and the states of metrics.
+    """Sums of the steps' results: per-sample values for each replica, and states of metrics.
 
     Steps do not wait for values that devices are still copying to the host.
 
     Args:
         replicator: The replicas.
-        state_values: For each result that is an increment of a metric's state, what makes the value
-            of the sum. All other results are values per sample, which are averaged.
+        state_values: For each result that is an increment of a metric's state, the function from
+            the sum to the value. All other results are values per sample, which are averaged.
 
     Attributes:
         first_nan: The first step, from 0, with a NaN loss in this process, among those read so far;
@@ -78,7 +78,7 @@ class Totals:
         for value, rows in zip(result.values, result.weights, strict=True):
             added = np.asarray(value, np.float64)
             state = self._states.setdefault(name, np.zeros(added.shape))
-            if rows:  # what a replica without samples computes is nothing
+            if rows:  # a replica without samples contributes nothing
                 state += added
 
     def local_means(self) -> dict[str, float]:

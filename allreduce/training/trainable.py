@@ -1,4 +1,4 @@
-"""What the fit loop needs of a model; it knows nothing else of it."""
+"""The interface of a model that the fit loop uses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Trainable(Protocol):
     """A model, as the fit loop sees it.
 
     Attributes:
-        epochs_done: How many epochs it has been trained for; what the next one's order depends on.
+        epochs_done: The number of epochs trained, on which the next one's order depends.
     """
 
     epochs_done: int
@@ -32,7 +32,7 @@ class Trainable(Protocol):
 
     @property
     def state_values(self) -> Mapping[str, Callable[[np.ndarray], Any]]:
-        """What makes the value of a metric of the sum of its increments; of each with a state."""
+        """The functions from the sum of a metric's increments to its value, by name."""
         ...
 
     @property
@@ -41,11 +41,11 @@ class Trainable(Protocol):
         ...
 
     def facts(self, what: str) -> Mapping[str, str]:
-        """Say what has to be the same on all ranks, by name, for "fit", "evaluate" or "predict"."""
+        """List the facts that must be equal on all ranks, for "fit", "evaluate" or "predict"."""
         ...
 
     def doubts(self) -> str:
-        """Say what looks wrong with model and loss, and what to do; nothing if all is well."""
+        """Describe a mismatch of model and loss, and the remedy; None if there is none."""
         ...
 
     def prepare(self, x: np.ndarray, y: np.ndarray | None, kind: str = "") -> None:
@@ -54,7 +54,7 @@ class Trainable(Protocol):
         Args:
             x: Samples.
             y: Targets.
-            kind: What errors put before "x" and "y": "validation ".
+            kind: The prefix of "x" and "y" in errors: "validation ".
         """
         ...
 

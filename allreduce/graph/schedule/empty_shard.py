@@ -25,7 +25,7 @@ def null_program(program: Program) -> Program:
     dependent = dependents(nodes, of_samples)
     kept: dict[int, Node] = {}
     cleared: dict[int, int] = {}  # of each plan: the node that clears its gradients
-    stands: dict[int, tuple[int, ...]] = {}  # for what is left out: what is to be waited for
+    stands: dict[int, tuple[int, ...]] = {}  # for nodes that are left out: the nodes to wait for
     for instruction in program.instructions:
         node = instruction.node
         if node.op == "clear_gradients":  # before the first of several micro-batches
@@ -37,7 +37,7 @@ def null_program(program: Program) -> Program:
                 continue
             node = replace(node, op="clear_gradients", inputs=())
         elif node.id in dependent:
-            # Who was to change what it reads does not wait for that to be made, either.
+            # A node that changes its inputs does not wait for them to be computed, either.
             waited = node.control if lookup(node.op).kind == "compute" else node.before
             stands[node.id] = _kept(waited, stands)
             continue

@@ -11,12 +11,12 @@ from allreduce.graph.core.op_table import lookup
 from allreduce.graph.schedule.program import Program
 from allreduce.reduction import ShardMode
 
-# What is written or read as one: ("block", index) and ("value", node) hold values, ("gradient",
-# plan, span) a gradient where it is reduced, ("sums", plan, bucket) those of the own slice where
-# they lie elsewhere, ("divisor", plan) what updates divide by, ("variable", variable) what outlives
-# the step, ("number", plan) and ("iterations", plan) what an arena's updates count,
-# ("communicator", "calls") how often that was called, and ("look", node) where a value lies that is
-# in another's memory, or a variable's.
+# Units of reads and writes: ("block", index) and ("value", node) hold values, ("gradient", plan,
+# span) a gradient in the arena, ("sums", plan, bucket) the sums of the own slice if stored
+# elsewhere, ("divisor", plan) the divisor of updates, ("variable", variable) a variable, ("number",
+# plan) and ("iterations", plan) the counters of an arena's updates, ("communicator", "calls") the
+# number of calls, and ("look", node) the address of a value in another value's memory, or a
+# variable's.
 Region = Hashable
 
 _UPDATES = ("update_bucket", "update_slices", "update_own")
@@ -70,7 +70,7 @@ class _Places:
     def __init__(self, program: Program) -> None:
         blocks = {i: index for index, each in enumerate(program.blocks or ()) for i in each.values}
         self.stored = stored_in_place(program)
-        self.at: dict[int, tuple[Region, int]] = {}  # of each value: where, and who wrote it
+        self.at: dict[int, tuple[Region, int]] = {}  # of each value: its place and its writer
         self._sent: dict[tuple[object, object], int] = {}
         self._looks: set[int] = set()
         for instruction in program.instructions:
@@ -94,7 +94,7 @@ class _Places:
         return Access(region, False, writer)
 
     def _looking(self, node: Node) -> Iterator[Access]:
-        """Say of which values it finds out where they lie, or says so of its own."""
+        """List the values whose addresses an instruction reads or sets."""
         yield from (Access(("look", i), False) for i in node.inputs if i in self._looks)
         reads = node.op == "read" and not node.attrs.get("copy")
         if reads or node.op == "scan_result" or lookup(node.op).view is not None:
@@ -102,7 +102,7 @@ class _Places:
             yield Access(("look", node.id), True)
 
     def of(self, node: Node) -> Iterator[Access]:
-        """Say what one instruction reads and writes."""
+        """List the reads and writes of one instruction."""
         op = lookup(node.op)
         yield from self._looking(node)
         for i in node.inputs:
@@ -147,7 +147,7 @@ def _changed(node: Node) -> Sequence[Region]:
 
 
 def _counting(node: Node) -> Iterator[Access]:
-    """Say what an instruction does with the numbers of an arena's updates."""
+    """List an instruction's uses of the counters of an arena's updates."""
     if node.op not in ("all_reduce_bucket", *_UPDATES):
         return
     plan, leads = id(node.attrs["plan"]), node.attrs["bucket"].has_header
@@ -186,7 +186,7 @@ def _added(node: Node) -> list[Region]:
 
 
 def _gradients(node: Node) -> list[Region]:
-    """List what a bucket holds; every update reads the count, which comes with the first."""
+    """List the parts of a bucket; every update reads the count, which is in the first bucket."""
     plan, bucket = id(node.attrs["plan"]), node.attrs["bucket"]
     counts = bucket.has_header or node.op in _UPDATES
     spans = range(bucket.first, bucket.last)

@@ -58,7 +58,7 @@ class ProgramFacts:
 
     @cached_property
     def after(self) -> tuple[frozenset[int], ...]:
-        """For each instruction, the indices of those that must end before it."""
+        """For each instruction, the indices of the instructions that must end before it."""
         return _dependencies(self.program)
 
     def of_body(self, scan: Node) -> ProgramFacts:
@@ -79,7 +79,7 @@ def _is_free(node: Node) -> bool:
 
 
 def _dependencies(program: Program) -> tuple[frozenset[int], ...]:
-    """Return for each instruction the indices of those that must end before it.
+    """Return for each instruction the indices of the instructions that must end before it.
 
     These are the instructions of its inputs and control inputs. Instructions with effects also
     depend on the previous one with effects, so that collectives start in one order on all ranks.

@@ -10,8 +10,8 @@ from allreduce.graph.schedule.program import Instruction, Program
 from allreduce.graph.schedule.streams import COLLECTIVE, StreamName, stream_of
 
 GIVEN = ("placeholder", "constant", "runtime")
-# A ready node of a lower class is issued first: what others are waiting for, then the rest in the
-# order in which it was recorded, and last what waits for other replicas.
+# A ready node of a lower class is issued first: nodes that others wait for, then the rest in the
+# order of recording, and last nodes that wait for other replicas.
 _FIRST = (
     *("store_gradient", "store_count", "send", "fetch"),
     *("all_reduce_bucket", "reduce_scatter_bucket", "update_slices", "all_gather_bucket"),

@@ -1,1 +1,1 @@
-"""The base class of layers, and what layers share: checks, configs, the calls under way."""
+"""The base class of layers, and shared code: checks, configs, and the current calls."""

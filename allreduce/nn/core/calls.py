@@ -1,4 +1,4 @@
-"""The layers that are being called on this thread, in which mode, and what they may make."""
+"""The current calls of layers on this thread: their mode, and whether they may make variables."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def check_size(path: str, shape: Sequence[int]) -> None:
 
 
 def check_made(layer: object) -> None:
-    """Refuse a layer whose class has not let its base make what all layers have."""
+    """Refuse a layer whose constructor did not call `super().__init__()`."""
     if not _is_made(layer):
         raise UsageError(f"{_unmade(layer)} first")
 

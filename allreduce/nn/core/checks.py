@@ -22,7 +22,7 @@ def same_replicator(model: Layer) -> None:
     """Refuse a model whose layers or variables were made in another scope than itself.
 
     Raises:
-        UsageError: Names the layer or variable, and says what to do.
+        UsageError: Names the layer or variable, and the remedy.
     """
     for layer in inner_layers(model).values():
         if layer.replicator is not model.replicator:
@@ -49,10 +49,10 @@ def _scope(replicator: Any) -> str:
 
 
 def check_features(layer: Layer, inputs: Tensor, expected: int) -> None:
-    """Refuse inputs whose last axis is not what the layer's variables were made for.
+    """Refuse inputs whose last axis differs from the one that the variables were made for.
 
     Raises:
-        ShapeError: It is not; the message has both.
+        ShapeError: They differ; the message has both.
     """
     if not inputs.ndim or inputs.shape[-1] != expected:
         raise ShapeError(
@@ -116,7 +116,7 @@ def class_numbers(model: Layer, labels: np.ndarray, name: str) -> None:
 
 
 def tables(trace: Trace) -> dict[str, int]:
-    """Find where a step's first input is looked up as it is: layers, and their tables' rows."""
+    """Find the layers that look up a step's first input directly, and the rows of their tables."""
     found: dict[str, int] = {}
     for node in trace.nodes:
         if node.op == "take" and not node.attrs["wrap"] and node.inputs[1] == trace.inputs[0]:
@@ -130,9 +130,9 @@ def known_numbers(rows_of: Mapping[str, int], samples: np.ndarray, name: str) ->
     """Refuse numbers that an Embedding has no vectors for, before a step meets them.
 
     Args:
-        rows_of: What `tables` found.
+        rows_of: The result of `tables`.
         samples: The whole array.
-        name: What errors call it.
+        name: Its name in errors.
 
     Raises:
         UsageError: Names the layer, the first of the numbers, and its row in the whole array.

@@ -10,7 +10,7 @@ from typing import Any
 from allreduce.errors import UsageError
 from allreduce.graph.trace.calls import NAMED
 
-# What every layer has, and its type.
+# The options of every layer, and their types.
 OPTIONS: Mapping[str, type] = {"name": str, "dtype": str, "trainable": bool}
 
 _REMEDY = "give it a get_config(self) that returns its constructor's arguments, as plain data"
@@ -19,13 +19,13 @@ _REMEDY = "give it a get_config(self) that returns its constructor's arguments, 
 def check(layer: Any, config: Any) -> None:
     """Refuse a config that does not bring its layer back.
 
-    A class that has its own constructor, and whose `get_config` is one that knew nothing of it,
-    has to say all its arguments, also those with defaults: they may have been given. What it takes
-    as `**` it is believed to hand on.
+    If a class has its own constructor, but inherits `get_config`, the config must contain all
+    arguments, also the ones with defaults, because they may have been given. Arguments in `**` are
+    assumed to be passed on.
 
     Args:
-        layer: What is described.
-        config: What `get_config` returned.
+        layer: The layer.
+        config: The result of its `get_config`.
 
     Raises:
         UsageError: It does not; names the class and the argument.
@@ -38,7 +38,7 @@ def check(layer: Any, config: Any) -> None:
     except (TypeError, ValueError) as error:
         raise _refusal(layer, f"its config is no plain data ({error})") from None
     if not _definer(kind, "from_config").__module__.startswith("allreduce.nn."):
-        return  # what it makes of the config is its own affair
+        return  # it may use the config as it likes
     signature = inspect.signature(kind)
     if not issubclass(_definer(kind, "get_config"), _definer(kind, "__init__")):
         for name in _to_be_told(kind, signature):
@@ -53,19 +53,19 @@ def check(layer: Any, config: Any) -> None:
 
 
 def _to_be_told(kind: type, signature: inspect.Signature) -> list[str]:
-    """List what a config has to name: "*factors" for arguments that have no names."""
+    """List the arguments that a config must contain: "*factors" for unnamed ones."""
     parameters = signature.parameters.values()
     names = [each.name for each in parameters if each.kind in NAMED]
     if _definer(kind, "get_config").__base__ is object:  # Layer's
-        # No class between takes arguments by place, which its own get_config would tell.
+        # No class in between takes positional arguments, which its own get_config would return.
         names += [f"*{each.name}" for each in parameters if each.kind is each.VAR_POSITIONAL]
     return names
 
 
 def given_to(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Pick the options that a class's constructor is given beside its config.
+    """Pick the options that a class's constructor gets besides its config.
 
-    A class with a `from_config` of its own is given what its config says alone.
+    A class with its own `from_config` gets only its config.
     """
     if not _definer(kind, "from_config").__module__.startswith("allreduce.nn."):
         return {}

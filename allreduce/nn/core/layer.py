@@ -1,4 +1,4 @@
-"""What every layer and model is: variables, made at the first call, and a call."""
+"""The base of layers and models: variables, made at the first call, and a call."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from allreduce.graph.trace.variable import Variable
 from allreduce.nn import initializers
 from allreduce.nn.core import calls, configs
 
-# Whether a class's `call` has a `training` argument. Weakly: a class defined in a function may hold
-# a model, by what its methods refer to.
+# Whether a class's `call` has a `training` argument. Weakly: the methods of a class defined in a
+# function may refer to a model.
 _takers: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 
 
@@ -34,15 +34,18 @@ class Layer:
 
     A subclass makes its variables in `build` (or takes other layers as attributes in `__init__`)
     and computes in `call`. The variables belong to the strategy's scope in which the layer was
-    made, and they are, and `call` computes, where the `ar.device` scopes around its making said.
+    made. They are placed, and `call` computes, on the device of the `ar.device` scopes around its
+    constructor.
 
     Args:
-        name: What summaries and errors call it.
-        dtype: What it computes in; `ar.config.floatx()` by default. Floating inputs are cast to it.
-        trainable: Whether optimizers are to change its variables.
+        name: Its name in summaries and errors.
+        dtype: The dtype of its computation; `ar.config.floatx()` by default. Floating inputs are
+            cast to it.
+        trainable: Whether optimizers change its variables.
     """
 
-    # Whether from_config also takes what makes layers, because its config describes other layers.
+    # Whether from_config also takes a function that makes layers, because its config describes
+    # other layers.
     holds_layers: ClassVar[bool] = False
 
     def __init__(
@@ -118,7 +121,7 @@ class Layer:
         return tensor
 
     def _place(self) -> None:
-        """Settle the paths of this layer and of those directly inside it."""
+        """Set the paths of this layer and of the layers directly inside it."""
         if self.path is None:
             self._stand_alone()
         for key, layer in self.children():
@@ -203,7 +206,7 @@ class Layer:
 
     @property
     def variables(self) -> list[Variable]:
-        """All variables, those of inner layers too."""
+        """All variables, including the ones of inner layers."""
         return [variable for _, variable, _ in self._walk("", True, set())]
 
     @property
@@ -242,12 +245,12 @@ class Layer:
         return {key: value for key, value in config.items() if key in taken}
 
     def describe(self) -> dict[str, Any]:
-        """Name the class and give the config, as plain data: what files hold of the layer.
+        """Return the class's name and the config as plain data, as files contain them.
 
-        What all layers have and this config leaves out stands beside it.
+        Options of all layers that the config lacks are added.
 
         Raises:
-            UsageError: The class cannot be made from the config; names the argument.
+            UsageError: The class cannot be made from the config; the message names the argument.
         """
         kind, config = type(self), self.get_config()
         configs.check(self, config)

@@ -15,8 +15,8 @@ Table = Mapping[str, Callable[..., Any]]
 def describe(value: Any, table: Table) -> dict[str, Any]:
     """Describe a function or callable object.
 
-    A function of the same name as one in the table is another one and told apart, as only the
-    table's own is found again without `custom_objects`.
+    Another function of the same name as one in the table is kept apart, because only the table's is
+    found again without `custom_objects`.
 
     Args:
         value: A function, or an object that is called like one.
@@ -34,13 +34,14 @@ def describe(value: Any, table: Table) -> dict[str, Any]:
 
 
 def config_of(value: Any) -> dict[str, Any]:
-    """Give an object's own `get_config()`, or constructor's arguments from attributes so called.
+    """Return an object's own `get_config()`, or its constructor's arguments from attributes of
+    those names.
 
-    A `get_config` that the class has of the library knows nothing of the class's constructor.
+    A `get_config` inherited from the library does not know the class's constructor.
 
     Raises:
-        UsageError: An argument is no attribute, or the class does not tell its arguments, or does
-            not take its config.
+        UsageError: An argument is no attribute, or the class hides its arguments, or does not
+            accept its config.
     """
     kind = type(value)
     try:
@@ -93,8 +94,8 @@ def restore(kind: str, config: Any, table: Table, custom: Mapping[str, Any]) -> 
     """Find or make what `describe` described.
 
     Args:
-        kind: What it is, for errors: "loss".
-        config: What `describe` gave.
+        kind: Its kind, for errors: "loss".
+        config: The result of `describe`.
         table: The library's functions by name.
         custom: One's own functions, objects and classes by name.
 

@@ -15,15 +15,15 @@ from allreduce.nn.layers.dense import Dense
 
 
 class MultiHeadAttention(Layer):
-    """Let each place of a sequence look at places of another, or of its own.
+    """Let each position of a sequence attend to positions of another one, or of the same.
 
     Source: Vaswani et al., "Attention is all you need" (2017), section 3.2.2.
 
     It is called with one tensor `(batch, length, features)` for attention to itself, or with a
     tuple (query, value), (query, value, key) or (query, value, key, mask): the key is the value
-    where it is None or left out, and the mask holds booleans, which keys a query may look at:
-    `(queries, keys)`, `(batch, queries, keys)`, or what broadcasts to `(batch, heads, queries,
-    keys)`. The outputs have the query's shape.
+    where it is None or omitted. The mask is boolean, True for keys that a query may attend to:
+    `(queries, keys)`, `(batch, queries, keys)`, or a shape that broadcasts to `(batch, heads,
+    queries, keys)`. The outputs have the query's shape.
 
     Args:
         num_heads: How many heads there are.
@@ -31,10 +31,10 @@ class MultiHeadAttention(Layer):
         value_dim: And of its values; by default as many.
         dropout: The share of the weights that are dropped in training.
         use_bias: Whether the projections have biases.
-        causal: Whether a place looks only at those up to its own.
-        name: What summaries and errors call it.
-        dtype: What it computes in.
-        trainable: Whether optimizers are to change its variables.
+        causal: Whether a position attends only to positions up to its own.
+        name: Its name in summaries and errors.
+        dtype: The dtype of its computation.
+        trainable: Whether optimizers change its variables.
     """
 
     def __init__(

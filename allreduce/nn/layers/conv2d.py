@@ -26,15 +26,14 @@ class Conv2D(Layer):
         strides: From one window to the next.
         padding: "valid": none, or "same": zeros, so that strides of 1 keep the images' size.
         dilation_rate: From one tap of the kernel to the next.
-        groups: How many parts the channels are cut into; each has its part of the filters.
-        activation: A name or a function; None leaves the outputs as they are.
+        groups: The number of groups of channels; each has its part of the filters.
+        activation: A name or a function; None for none.
         use_bias: Whether to add a bias.
-        kernel_initializer: What the kernel, `(height, width, channels / groups, filters)`, starts
-            as.
-        bias_initializer: What the bias, `(filters,)`, starts as.
-        name: What summaries and errors call it.
-        dtype: What it computes in.
-        trainable: Whether optimizers are to change its variables.
+        kernel_initializer: The initial kernel, `(height, width, channels / groups, filters)`.
+        bias_initializer: The initial bias, `(filters,)`.
+        name: Its name in summaries and errors.
+        dtype: The dtype of its computation.
+        trainable: Whether optimizers change its variables.
     """
 
     kernel: Variable

@@ -19,13 +19,13 @@ class Dense(Layer):
 
     Args:
         units: The size of the last axis of the outputs.
-        activation: A name or a function; None leaves the outputs as they are.
+        activation: A name or a function; None for none.
         use_bias: Whether to add a bias.
-        kernel_initializer: What the kernel, `(features, units)`, starts as.
-        bias_initializer: What the bias, `(units,)`, starts as.
-        name: What summaries and errors call it.
-        dtype: What it computes in.
-        trainable: Whether optimizers are to change its variables.
+        kernel_initializer: The initial kernel, `(features, units)`.
+        bias_initializer: The initial bias, `(units,)`.
+        name: Its name in summaries and errors.
+        dtype: The dtype of its computation.
+        trainable: Whether optimizers change its variables.
     """
 
     kernel: Variable

@@ -13,13 +13,13 @@ from allreduce.nn.core.layer import Layer
 class Dropout(Layer):
     """Set a share of the inputs to 0 in training and scale up the rest; do nothing otherwise.
 
-    What is dropped depends on the seed, the step and the sample's place in the global batch, so not
-    on the number of replicas.
+    The mask depends on the seed, the step and the sample's place in the global batch, not on the
+    number of replicas.
 
     Args:
         rate: The share to drop, from 0 to below 1.
-        name: What summaries and errors call it.
-        dtype: What it computes in.
+        name: Its name in summaries and errors.
+        dtype: The dtype of its computation.
     """
 
     def __init__(

@@ -22,10 +22,10 @@ class Embedding(Layer):
     Args:
         input_dim: How many numbers there are.
         output_dim: The size of a vector.
-        embeddings_initializer: What the vectors, `(input_dim, output_dim)`, start as.
-        name: What summaries and errors call it.
-        dtype: What the vectors are.
-        trainable: Whether optimizers are to change them.
+        embeddings_initializer: The initial vectors, `(input_dim, output_dim)`.
+        name: Its name in summaries and errors.
+        dtype: The dtype of the vectors.
+        trainable: Whether optimizers change them.
     """
 
     embeddings: Variable

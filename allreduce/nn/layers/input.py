@@ -1,4 +1,4 @@
-"""What a model takes, said before it gets any."""
+"""The shape and dtype of a model's inputs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Input(Layer):
     """The shape of each sample; first in a Sequential it lets the model be built at once.
 
     Args:
-        shape: Of one sample, without the batch.
-        name: What summaries and errors call it.
-        dtype: Of the samples; `ar.config.floatx()` by default, an integer type for indices.
+        shape: The shape of one sample, without the batch.
+        name: Its name in summaries and errors.
+        dtype: The dtype of samples; `ar.config.floatx()` by default, an integer type for indices.
     """
 
     def __init__(

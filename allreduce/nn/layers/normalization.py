@@ -15,7 +15,7 @@ from allreduce.nn.core.layer import Layer
 
 
 class _Normalization(Layer):
-    """What is scaled and shifted by variables of the last axis."""
+    """Scale and shift by variables along the last axis."""
 
     gamma: Variable
     beta: Variable
@@ -67,9 +67,9 @@ class LayerNorm(_Normalization):
         epsilon: Added to the variance.
         center: Whether to shift, by a variable `beta`.
         scale: Whether to scale, by a variable `gamma`.
-        name: What summaries and errors call it.
-        dtype: What it computes in.
-        trainable: Whether optimizers are to change its variables.
+        name: Its name in summaries and errors.
+        dtype: The dtype of its computation.
+        trainable: Whether optimizers change its variables.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class LayerNorm(_Normalization):
 class BatchNorm(_Normalization):
     """Normalize each feature over the batch, then scale and shift it.
 
-    In training each replica takes the statistics of its own samples, or with `synchronized` those
-    of all replicas. What is used otherwise, or when the layer or one that calls it is not
-    trainable, are moving averages of all replicas' statistics, weighted by their samples, and equal
-    on all. A global batch without samples leaves them as they are.
+    In training each replica uses the statistics of its own samples, or with `synchronized` of all
+    replicas' samples. Otherwise, or if the layer or one that calls it is not trainable, it uses
+    moving averages of all replicas' statistics, weighted by their samples and equal on all. A
+    global batch without samples does not change them.
 
     Source: Ioffe and Szegedy, "Batch normalization" (ICML 2015), algorithms 1 and 2.
 
@@ -105,9 +105,9 @@ class BatchNorm(_Normalization):
         center: Whether to shift, by a variable `beta`.
         scale: Whether to scale, by a variable `gamma`.
         synchronized: Whether training uses the statistics of the global batch.
-        name: What summaries and errors call it.
-        dtype: What it computes in.
-        trainable: Whether optimizers are to change its variables.
+        name: Its name in summaries and errors.
+        dtype: The dtype of its computation.
+        trainable: Whether optimizers change its variables.
     """
 
     moving_mean: Variable

@@ -17,10 +17,10 @@ class _Pooling(Layer):
 
     Args:
         pool_size: Of the windows, an integer or (height, width).
-        strides: From one window to the next; by default they lie side by side.
-        padding: "valid": only whole windows, or "same": also those that reach over the edge.
-        name: What summaries and errors call it.
-        dtype: What it computes in.
+        strides: The distance between windows; by default their size.
+        padding: "valid": only whole windows, or "same": also windows over the edge.
+        name: Its name in summaries and errors.
+        dtype: The dtype of its computation.
     """
 
     operator: ClassVar[Callable[..., Tensor]]
@@ -70,8 +70,8 @@ class GlobalAveragePooling2D(Layer):
 
     Args:
         keepdims: Whether the result is `(batch, 1, 1, channels)`.
-        name: What summaries and errors call it.
-        dtype: What it computes in.
+        name: Its name in summaries and errors.
+        dtype: The dtype of its computation.
     """
 
     def __init__(

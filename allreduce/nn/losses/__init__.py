@@ -86,9 +86,9 @@ class Row:
     """A loss of the library.
 
     Attributes:
-        kind: Its class.
+        kind: The class.
         targets: "values", "binary", "classes" (one-hot rows) or "class numbers": what "accuracy"
-            compares beside it.
+            compares with this loss.
         shares: Whether its predictions are probabilities of classes, from a softmax.
         aliases: Other names of it.
     """
@@ -131,10 +131,10 @@ def _is_hashable(value: Any) -> bool:
 
 
 def get(identifier: Any) -> Callable[[Any, Any], Tensor]:
-    """Return a loss by name; a function or Loss is itself.
+    """Return a loss by name; return a function or Loss unchanged.
 
     Raises:
-        UsageError: There is none of that name; the message lists those that exist.
+        UsageError: The name is unknown; the message lists the existing ones.
     """
     if isinstance(identifier, str):
         if identifier in _BY_CLASS:

@@ -22,8 +22,8 @@ class Loss:
     """A loss function with its options, usable wherever the function is.
 
     Args:
-        function: Takes (y_true, y_pred) and the options; gives one value per sample.
-        name: What errors call it, and histories where it is a metric.
+        function: Takes (y_true, y_pred) and the options; returns one value per sample.
+        name: Its name in errors, and in histories if it is a metric.
         options: Arguments of the function, such as from_logits.
 
     Raises:

@@ -118,7 +118,7 @@ def get(identifier: Any, loss: Any = None) -> tuple[str, Measure]:
         loss: The loss beside it, which says what "accuracy" means.
 
     Raises:
-        UsageError: There is none of that name; the message lists those that exist.
+        UsageError: The name is unknown; the message lists the existing ones.
     """
     if isinstance(identifier, str):
         if identifier in ("accuracy", "acc"):

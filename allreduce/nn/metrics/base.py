@@ -1,4 +1,4 @@
-"""`Metric`: what is added up over batches, replicas and ranks, and the value made of the sum.
+"""`Metric`: a state that is summed over batches, replicas and ranks, and the value of the sum.
 
 `fit` and `evaluate` sum states in float64, so that a value does not depend on how the samples were
 cut into batches or shared among ranks.
@@ -30,7 +30,7 @@ class Metric:
     Args:
         function: Takes (y_true, y_pred) and gives one value per sample, `(batch,)`. None in a
             subclass that overrides `increment`.
-        name: What histories call it.
+        name: Its name in histories.
 
     Raises:
         UsageError: The function cannot be called, or the name is no string.
@@ -55,7 +55,8 @@ class Metric:
         return self.function(y_true, y_pred)
 
     def increment(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
-        """Compute what a batch adds to the state; written with `ar.ops`, part of the step's graph.
+        """Compute a batch's contribution to the state; written with `ar.ops`, part of the step's
+        graph.
 
         Args:
             y_true: Targets `(batch, …)`.
@@ -82,11 +83,11 @@ class Metric:
         self._state = added if self._state is None else self._state + added
 
     def result(self) -> Any:
-        """Give the value of what `update_state` has added; NaN before."""
+        """Return the value of the state; NaN before the first `update_state`."""
         return float("nan") if self._state is None else self.value(self._state)
 
     def reset_state(self) -> None:
-        """Forget what `update_state` has added."""
+        """Reset the state."""
         self._state = None
 
     def get_config(self) -> dict[str, Any]:
@@ -101,7 +102,7 @@ class Metric:
 
 
 def default_name(kind: type[Metric]) -> str:
-    """Give what histories call a metric of this class: "f1_score" for F1Score."""
+    """Return the name of this class in histories: "f1_score" for F1Score."""
     return snake_case(kind.__name__)
 
 

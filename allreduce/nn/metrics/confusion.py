@@ -52,7 +52,7 @@ class _Thresholded(Metric):
 
     Args:
         thresholds: A number, or several for one value each; 0.5 by default.
-        name: What histories call it.
+        name: Its name in histories.
     """
 
     def __init__(self, thresholds: float | Sequence[float] | None, name: str) -> None:
@@ -103,7 +103,7 @@ class AUC(Metric):
         num_thresholds: How many points the curve has, evenly spaced from 0 to 1.
         curve: "ROC" (true over false positive rate) or "PR" (precision over recall, interpolated as
             Davis and Goadrich 2006, section 4).
-        name: What histories call it.
+        name: Its name in histories.
         from_logits: Whether predictions are logits, before a sigmoid.
     """
 
@@ -161,7 +161,7 @@ class F1Score(Metric):
             "weighted" (by how often each class occurs).
         threshold: Above it a prediction counts as 1. None: the largest of a row counts; with one
             column, 0.5.
-        name: What histories call it.
+        name: Its name in histories.
 
     Returns:
         An array of one value per class, or a float with an average or a single column.
@@ -209,8 +209,8 @@ class ConfusionMatrix(Metric):
     """How often each class was taken for which: row i, column j counts class i predicted as j.
 
     Args:
-        num_classes: How many classes there are.
-        name: What histories call it.
+        num_classes: The number of classes.
+        name: Its name in histories.
 
     Returns:
         An array `(num_classes, num_classes)`: int64, or float64 with weights that are not whole.

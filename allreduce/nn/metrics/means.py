@@ -22,7 +22,7 @@ class Mean(Metric):
         super().__init__(None, name)
 
     def increment(self, y_true: Any, y_pred: Any = None, sample_weight: Any = None) -> Tensor:
-        """Add values `(batch, …)`, which stand in the place of y_true, and their weights."""
+        """Add values `(batch, …)`, in the place of y_true, and their weights."""
         values = as_tensor(y_true)
         weights = y_pred if sample_weight is None else sample_weight
         if not values.ndim:
@@ -66,7 +66,7 @@ class R2Score(Metric):
     Args:
         class_aggregation: "uniform_average" over columns, "variance_weighted_average", or None for
             one value per column.
-        name: What histories call it.
+        name: Its name in histories.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Perplexity(Metric):
     Args:
         from_logits: Whether predictions are logits.
         ignore_class: The class number of positions that do not count, such as padding.
-        name: What histories call it.
+        name: Its name in histories.
     """
 
     def __init__(

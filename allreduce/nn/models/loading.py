@@ -91,7 +91,7 @@ def _made(
         with _naming(path):
             model.compile(**steps.restore(described["compiled"], custom))
             model.optimizer.load_state(state)
-        # What dropout draws depends on the number of runs of the step.
+        # Dropout's draws depend on the number of runs of the step.
         model.replicator.set_steps(model.train_step, model.optimizer.iterations)
     return model
 

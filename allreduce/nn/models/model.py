@@ -37,10 +37,10 @@ class Model(Built):
     Sequential. It belongs to the strategy's scope in which it is made.
 
     Args:
-        name: What its variables' paths begin with; numbered by class if not given. Initial values
-            depend on it.
-        dtype: What inputs are cast to.
-        trainable: Whether optimizers are to change its variables.
+        name: The prefix of its variables' paths; by default the class's name with a number. Initial
+            values depend on it.
+        dtype: The dtype that inputs are cast to.
+        trainable: Whether optimizers change its variables.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class Model(Built):
         self.epochs_done = 0
         self._compiled: Steps | None = None
         self._run_eagerly = False
-        # Of what kinds of samples and targets a step was sketched, and the tables in which such
-        # samples are looked up as they are.
+        # The kinds of samples and targets for which a step was sketched, with the tables that look
+        # up such samples directly.
         self._prepared: dict[tuple[Any, ...], Mapping[str, int]] = {}
 
     def _stand_alone(self) -> None:
@@ -69,7 +69,7 @@ class Model(Built):
         run_eagerly: bool = False,
         gradient_accumulation: int | None = None,
     ) -> None:
-        """Choose how to train; steps are traced anew, with what layers are by then.
+        """Choose how to train; steps are traced again, with the layers' current settings.
 
         Args:
             optimizer: An Optimizer, or "adam", "sgd" for one with its defaults.
@@ -77,7 +77,7 @@ class Model(Built):
                 with several outputs one for all, or a dict by output or a list of several.
             metrics: Names ("accuracy"), Metrics, or functions (y_true, y_pred) that give one value
                 per sample: a list, or with several outputs a dict of lists.
-            loss_weights: What multiplies each output's loss in the sum: a dict or a list.
+            loss_weights: The factor of each output's loss in the sum: a dict or a list.
             weighted_metrics: Metrics that count samples by `fit`'s sample_weight.
             run_eagerly: Whether steps run op by op, with values to print and to look at in a
                 debugger, as `ar.config.run_functions_eagerly(True)` has all functions do.
@@ -86,7 +86,7 @@ class Model(Built):
                 epoch makes an update, too.
 
         Raises:
-            UsageError: A name is unknown; the message lists those that exist.
+            UsageError: A name is unknown; the message lists the existing ones.
         """
         check_made(self)
         with training.naming_rank(self.replicator, "compile"):
@@ -117,7 +117,7 @@ class Model(Built):
 
     @property
     def state_values(self) -> Mapping[str, Values]:
-        """What makes the value of a metric of the sum of its increments, by name."""
+        """The functions from the sum of a metric's increments to its value, by name."""
         return self._steps().state_values
 
     @property
@@ -213,7 +213,7 @@ class Model(Built):
         Args:
             x: Samples.
             y: Targets.
-            kind: What errors put before "x" and "y": "validation ".
+            kind: The prefix of "x" and "y" in errors: "validation ".
         """
         sample = _kind(x), None if y is None else _kind(y)
         if sample not in self._prepared:
@@ -234,7 +234,7 @@ class Model(Built):
             checks.class_numbers(self, y, f"{kind}y")
 
     def facts(self, what: str) -> dict[str, str]:
-        """Say what has to be the same on all ranks; `training.Trainable` says for what."""
+        """List the facts that must be equal on all ranks; see `training.Trainable`."""
         return _rank_facts(self, self._compiled, what)
 
     def doubts(self) -> str:
@@ -309,7 +309,7 @@ _LEFT_OUT = ("name", "layers")
 
 
 def _rank_facts(model: Layer, compiled: Steps | None, what: str) -> dict[str, str]:
-    """List what ranks compare of a model: its layers with their arguments, and how it is compiled.
+    """List the facts of a model that ranks compare: layers, their arguments, and the compilation.
 
     Args:
         model: The model.

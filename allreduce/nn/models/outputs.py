@@ -1,4 +1,4 @@
-"""What `compile` settles for each output of a model: its loss, the loss's weight and metrics."""
+"""The settings of `compile` for each output of a model: loss, weight and metrics."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Output:
     Attributes:
         name: Its name; "" for the only one of a model.
         loss: Its loss; None if it has none.
-        weight: What multiplies the loss in the sum.
-        measures: Metrics by the names that histories have.
+        weight: The factor of the loss in the sum.
+        measures: Metrics by their names in histories.
         weighted: Those that count samples by their weights.
     """
 
@@ -77,7 +77,7 @@ class Output:
 
     @property
     def state_values(self) -> dict[str, Values]:
-        """What makes values of the sums of states."""
+        """The functions from sums of states to values."""
         with_state = {name: each for name, each in self.measures.items() if has_state(each)}
         return {name: _metric(each).value for name, each in {**with_state, **self.weighted}.items()}
 
@@ -95,10 +95,10 @@ def _metric(measure: metrics.Measure) -> metrics.Metric:
 
 
 def plan_outputs(settings: Settings, names: Sequence[str]) -> list[Output]:
-    """Settle what was given to `compile` for a model's outputs.
+    """Resolve the arguments of `compile` for a model's outputs.
 
     Args:
-        settings: What was given.
+        settings: The arguments.
         names: The outputs' names; [""] if there is one alone.
 
     Raises:
@@ -144,7 +144,7 @@ def by_name(
     """Give each output its part of y, of the predictions or of the samples' weights.
 
     Args:
-        what: What errors call it.
+        what: Its name in errors.
         given: A dict by name, a list in the outputs' order, or for one output its array.
         names: The outputs' names.
         may_be_one: Whether one array may be for all of them.
@@ -285,7 +285,7 @@ def _per_sample_metric(name: str, found: Any) -> Tensor:
 
 
 def per_sample(what: str, value: Any) -> Tensor:
-    """Average what a loss or metric gives to one value per sample; leave a scalar as it is.
+    """Average a loss's or metric's result to one value per sample; leave a scalar unchanged.
 
     Raises:
         UsageError: It is no tensor.
@@ -308,9 +308,10 @@ def per_sample(what: str, value: Any) -> Tensor:
 
 
 def probabilities(model: Layer, loss: Any) -> str:
-    """Say what is wrong where a loss takes probabilities and the last layer gives others.
+    """Describe the mismatch of a loss that takes probabilities and a last layer that returns
+    others.
 
-    Only what the last of a model's layers says of itself is looked at.
+    Only the activation of the model's last layer is considered.
     """
     row = losses.row_of(loss)
     if row is None or not row.shares or getattr(loss, "options", {}).get("from_logits"):

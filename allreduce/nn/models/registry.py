@@ -44,7 +44,7 @@ def layer_class(name: str, custom: Mapping[str, Any], own: bool | None = None) -
             library's.
 
     Raises:
-        UsageError: There is none; the message lists those that exist.
+        UsageError: The name is unknown; the message lists the existing ones.
     """
     if name in custom and own is not False:
         return _layer_class(name, custom[name])

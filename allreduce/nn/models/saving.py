@@ -29,7 +29,7 @@ WEIGHTS, OPTIMIZER = "weights/", "optimizer/"
 
 _ROOM = "make room there, or name a file elsewhere"
 _PERMISSION = "allow to write there, or name a file elsewhere"
-# What to do where the system does not take a file, by its error.
+# The remedy if the system refuses a file, by its error.
 _REMEDIES: Mapping[int | None, str] = {
     errno.EACCES: _PERMISSION,
     errno.EDQUOT: _ROOM,
@@ -46,10 +46,10 @@ def save(
     described: Mapping[str, Any],
     optimizer: Optimizer | None,
 ) -> None:
-    """Write a model's weights, what describes it, and its optimizer's slots.
+    """Write a model's weights, its description, and its optimizer's slots.
 
     Raises:
-        UsageError: The description is no plain data, or the system does not take the file.
+        UsageError: The description is no plain data, or the system refuses the file.
     """
     tensors = _weights(model)
     if optimizer is not None:
@@ -58,7 +58,7 @@ def save(
         paths = {variable.name: key for key, variable in model.named_variables().items()}
         for key, value in state.items():
             name, _, slot = key.rpartition("/")
-            if name in paths:  # else it is a variable's that the optimizer updates beside these
+            if name in paths:  # else it belongs to another model's variable
                 tensors[f"{OPTIMIZER}{paths[name]}/{slot}"] = value
     write(path, tensors, described)
 
@@ -99,7 +99,7 @@ def write(
 
 
 def _checksum(tensors: Mapping[str, np.ndarray], text: str) -> str:
-    """Summarise what a file holds, and not how it is laid out; some GB a second."""
+    """Compute a checksum of a file's contents, independent of their layout; some GB per second."""
     state = crc32(text.encode())
     for key in sorted(tensors):
         value = tensors[key]
@@ -152,7 +152,7 @@ def read(path: str | PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, An
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except MemoryError:
         raise
-    except Exception as error:  # what safetensors does not check, NumPy refuses in its own ways
+    except Exception as error:  # errors that safetensors misses are raised by NumPy
         raise UsageError(
             f"{path} is no readable model: it is truncated or of another format ({error})"
         ) from None
@@ -183,7 +183,7 @@ def damaged(path: str | PathLike[str], why: str) -> UsageError:
     return UsageError(f"{path} is damaged: {why}; save the model again, or fetch the file anew")
 
 
-# What `save` writes beside the weights; of what is under "compiled" too, in a compiled model's.
+# The metadata that `save` writes; in a compiled model's also below "compiled".
 _WHOLE: Mapping[str, Any] = {
     "model": dict,
     "sample": list,
@@ -191,7 +191,7 @@ _WHOLE: Mapping[str, Any] = {
     "compiled": dict | None,
 }
 _COMPILED: Mapping[str, Any] = {"optimizer": dict, "loss": dict, "metrics": list}
-_COUNTS = 1 << 63  # what epochs and steps are below, as int64 holds them
+_COUNTS = 1 << 63  # the limit of epochs and steps, as in int64
 
 
 def check_whole(described: Mapping[str, Any], path: str | PathLike[str]) -> None:
@@ -222,7 +222,7 @@ def part(tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray
 
 
 def assign(model: Layer, tensors: Mapping[str, np.ndarray], path: str | PathLike[str]) -> None:
-    """Change a model's variables to a file's; every variable's path and shape has to agree.
+    """Set a model's variables to a file's; every variable's path and shape must agree.
 
     Raises:
         UsageError: One differs; the message names it.

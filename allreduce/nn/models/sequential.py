@@ -25,8 +25,8 @@ class Sequential(Model):
     Begun with `Input` it is built at once; otherwise at the first call, `fit` or `build`.
 
     Args:
-        layers: In the order in which they are called.
-        name: What its variables' paths begin with.
+        layers: The layers, in the order of their calls.
+        name: The prefix of its variables' paths.
     """
 
     holds_layers: ClassVar[bool] = True
@@ -193,7 +193,7 @@ def _made_before(described: Any, layers: Sequence[Layer]) -> Layer | None:
 
 
 def _constructs(model: Sequential) -> bool:
-    """Tell whether the caller is part of a constructor of the model: no one is told of its end."""
+    """Return whether the caller is inside a constructor of the model, still unfinished."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "__init__":

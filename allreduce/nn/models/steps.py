@@ -1,4 +1,4 @@
-"""What `compile` settles: loss, metrics and optimizer, and the steps made of them."""
+"""The result of `compile`: loss, metrics and optimizer, and the steps made from them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Steps:
     """The traced functions of a compiled model; made once, so that each is traced once.
 
     Args:
-        model: What computes.
+        model: The model.
         optimizer: An Optimizer or a name.
-        settings: Losses and metrics, as `compile` takes them; kept as they are.
+        settings: Losses and metrics, as `compile` takes them; kept unchanged.
 
     Raises:
         UsageError: A name is unknown, two metrics have the same name, or one has a name that
@@ -40,7 +40,7 @@ class Steps:
         self.settings = settings
         self._outputs: dict[tuple[str, ...], list[Output]] = {}
         if not any(isinstance(each, Mapping) for each in vars(settings).values()):
-            self._planned([""])  # what is wrong for every model is said at once
+            self._planned([""])  # errors that do not depend on the model are raised at once
         self._trained: frozenset[str] | None = None  # by the step, once it is traced
         self._known_changes: frozenset[str] = frozenset()
 
@@ -54,13 +54,13 @@ class Steps:
 
     @property
     def loss(self) -> Any:
-        """The loss of a model with one output; what `compile` was given for several."""
+        """The loss of a model with one output; with several, the argument of `compile`."""
         given = self.settings.loss
         return losses.get(given) if not isinstance(given, Mapping | list | tuple) else given
 
     @property
     def state_values(self) -> Mapping[str, Values]:
-        """What makes values of the sums of metrics' states, by name."""
+        """The functions from sums of metrics' states to values, by name."""
         planned = next(reversed(self._outputs.values()), [])
         return {name: value for each in planned for name, value in each.state_values.items()}
 
@@ -86,10 +86,11 @@ class Steps:
     test_step.__qualname__ = "Model.test_step"
 
     def new_changes(self) -> str:
-        """Say, once, what was frozen or unfrozen since the step was traced, which has not noticed.
+        """Describe, once, the variables frozen or unfrozen since the step was traced, which ignores
+        it.
 
         Returns:
-            Nothing where there is nothing new.
+            None if there is nothing new.
         """
         if self._trained is None:
             return ""
@@ -135,7 +136,7 @@ class Steps:
         return self._outputs[key]
 
     def describe(self) -> dict[str, Any]:
-        """Describe what was compiled as plain data."""
+        """Describe the compilation as plain data."""
         given = self.settings
         return {
             "optimizer": optim.serialize(self.optimizer),
@@ -147,7 +148,7 @@ class Steps:
 
 
 def _mapped(function: Callable[[Any], Any], given: Any) -> Any:
-    """Apply a function to each of what may be a dict by output or a list, or both."""
+    """Apply a function to each item of a dict by output, a list, or both."""
     if isinstance(given, Mapping):
         return {"outputs": {name: _mapped(function, each) for name, each in given.items()}}
     if isinstance(given, list | tuple):
