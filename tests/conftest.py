@@ -1,4 +1,4 @@
-"""What all tests share: several logical CPUs, asked for before the first is used."""
+"""Fixtures of all tests; several logical CPUs, set before the first is used."""
 
 import os
 import signal
@@ -12,9 +12,9 @@ import pytest
 from allreduce.devices import set_logical_devices
 
 set_logical_devices("CPU", 4)
-# Whoever ends a run of tests ends what they have started, too.
+# Ending a run of tests also ends the processes that tests have started.
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-# What a shell starts in its background ignores what Ctrl-C sends; what tests start would, too.
+# A shell's background jobs ignore SIGINT, and so would processes that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Where lanes take whole files, the longest go first: left for the end, they would run while the

@@ -1,4 +1,4 @@
-"""What bounds the cost of comparing calls, in a real job."""
+"""Upper bounds of the cost of comparing calls, in a real job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases: what goes in, what has to come out, and which are chosen."""
+"""Cases: inputs, expected results, and their selection."""
 
 from __future__ import annotations
 

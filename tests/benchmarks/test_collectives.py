@@ -114,7 +114,7 @@ def test_driver_merges_what_jobs_measure(tmp_path: Path, monkeypatch: pytest.Mon
 def test_driver_goes_on_without_a_peer_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A peer whose library is missing here; what ours and the other peer gave is reported."""
+    """A peer whose library is missing here; ours and the other peer are still reported."""
     broken = Peer("broken", (), script="nowhere")
     monkeypatch.setitem(PEERS, "broken", broken)
     out = ("--out", str(tmp_path / "out"))

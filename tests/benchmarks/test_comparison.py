@@ -1,4 +1,4 @@
-"""What is said about peers: ratios within a run, medians over runs, tables, files."""
+"""Comparisons with peers: ratios within a run, medians over runs, tables, files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_what_could_be_had_on_private_arrays(capsys: pytest.CaptureFixture[str])
     run = _run("MPICH", 8e-4, 1e-4)
     run = Run(run.peer, run.about, [*run.timings, _timing(PRIVATE_PROBE, 1.6e-4)], NOW)
     (one,) = compare([run])
-    assert one.per_private == pytest.approx(5)  # where 4 is what ours has
+    assert one.per_private == pytest.approx(5)  # where ours has 4
     assert one.ordinary_of_private == pytest.approx(0.8)
     comparison.print_comparisons([run])
     assert "8.00 / 4.00 (5.00)" in capsys.readouterr().out

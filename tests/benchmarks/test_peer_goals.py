@@ -1,4 +1,4 @@
-"""How far ours gets beside peers, as a table."""
+"""The table of goals against peers."""
 
 from __future__ import annotations
 

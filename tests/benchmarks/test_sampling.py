@@ -1,4 +1,4 @@
-"""What a sampled rank's report says."""
+"""The report of a sampled rank."""
 
 from __future__ import annotations
 

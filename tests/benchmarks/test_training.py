@@ -1,4 +1,4 @@
-"""Training steps side by side: sides that train in turn, and what is said about them."""
+"""Comparing training steps: programs that train alternately, and their report."""
 
 from __future__ import annotations
 

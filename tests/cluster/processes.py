@@ -1,4 +1,4 @@
-"""Real processes with a hard deadline: what the joining tests run their scripts in."""
+"""Run scripts in real processes with a hard deadline."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Result:
 
 
 class Running:
-    """A process in a session of its own, which is killed with all of its group at the end."""
+    """A process in its own session, which is killed with its whole group at the end."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._began = time.monotonic()
@@ -125,7 +125,7 @@ def run(
 def run_together(
     script: Path, environments: Sequence[Mapping[str, str]], *, deadline: float = 30
 ) -> list[Result]:
-    """Run one process of `script` per environment, all at once; a failure shows what all said."""
+    """Run one process of `script` per environment, all at once; a failure shows all outputs."""
     until = time.monotonic() + deadline
     with contextlib.ExitStack() as stack:
         command = [sys.executable, str(script)]
@@ -145,7 +145,7 @@ def mpirun(size: int, script: Path, *arguments: str) -> list[str]:
 
 
 def free_address() -> str:
-    """Find an address that nobody listens at now."""
+    """Find an address without a listener."""
     return f"127.0.0.1:{free_port()}"
 
 
@@ -158,7 +158,7 @@ def alive(pid: int) -> bool:
 
 
 def wait_gone(pids: Sequence[int], seconds: float) -> list[int]:
-    """Wait for processes to end; returns those that did not."""
+    """Wait for processes to end; return the ones that did not."""
     deadline = time.monotonic() + seconds
     while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Worlds of one and what a World derives from its members."""
+"""Worlds of one, and properties that a World derives from its members."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for any ranks of any transport: one class of tests, subclassed per transport."""
+"""The tests that every transport must pass: one class, subclassed per transport."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Contract:
     """Collectives and messages.
 
     Attributes:
-        ranks: Who makes the calls.
-        times: How often: in the second, what is made lazily is there, and what the first has left.
+        ranks: The ranks that make the calls.
+        times: The number of runs: the second one meets lazily made state, and remains of the first.
     """
 
     ranks: ClassVar[Ranks]
@@ -83,7 +83,7 @@ class Contract:
 
 
 class ContractOfProcesses(Contract):
-    """The same, with what threads of one process cannot do: groups, and libraries of their own."""
+    """The same, with cases that threads of one process cannot run: groups, other libraries."""
 
     @pytest.mark.parametrize(
         "case",
@@ -112,7 +112,7 @@ class ContractOfProcesses(Contract):
 
 
 class Bounded:
-    """What holds besides where all memory that a call takes is ours, and not MPI's."""
+    """Tests of transports whose memory is all ours, not MPI's."""
 
     def test_what_is_not_copied_whole(self, run: Runner, request: pytest.FixtureRequest) -> None:
         if request.node.callspec.params["run"] == "aaa":
@@ -121,7 +121,7 @@ class Bounded:
 
 
 class Symmetric:
-    """What holds besides where `comm.empty` gives memory that all members share."""
+    """Tests of transports whose `comm.empty` returns shared memory."""
 
     @pytest.mark.parametrize("case", IN_PLACES)
     def test_of_symmetric_arrays(self, run: Runner, case: str) -> None:

@@ -1,4 +1,4 @@
-"""Calls that consist of several: synchronous, whole among threads, and what ends them."""
+"""Compound calls: synchronous, not interleaved among threads, and their failures."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_alike_calls_of_threads_are_paired_as_they_come_and_never_torn(
     rounds = 30
 
     def member(comm: Communicator) -> list[tuple[int, ...]]:
-        """Return what every thread's calls were paired with: the threads on the members."""
+        """Return the threads of the other members with which each thread's calls were paired."""
         pairs: list[tuple[int, ...]] = []
 
         def call(thread: int) -> None:
@@ -261,7 +261,7 @@ def _forked_in_the_middle() -> None:
 
     warnings.simplefilter("ignore")
     comm = init()
-    comm.all_gather_object(0)  # what is imported at first use is there: no fork amid an import
+    comm.all_gather_object(0)  # lazy imports are done: no fork during an import
     if comm.rank == 0:
         said: list[object] = []
         thread = threading.Thread(target=lambda: said.append(comm.all_gather_object(0)))

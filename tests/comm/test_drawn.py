@@ -72,7 +72,7 @@ def check(request: pytest.FixtureRequest) -> Iterator[Check]:
     wrong: list[str] = []
 
     def run(call: Drawn) -> None:
-        if wrong:  # a communicator that has failed tells no more
+        if wrong:  # a failed communicator reports no more
             raise AssertionError(wrong)
         try:
             wrong.extend(filter(None, ask("any_call", asdict(call))))

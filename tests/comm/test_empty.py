@@ -1,4 +1,4 @@
-"""comm.empty: members that ask for different arrays are told, also where bytes are as many."""
+"""comm.empty: members that ask for different arrays get errors, also if the bytes agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The quick way of synchronous calls: the same results and errors as the careful one, and safe."""
+"""The fast path of synchronous calls: the same results and errors as the slow one, and safe."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _read_only() -> np.ndarray:
     return out
 
 
-# A collective, its array, and what is said besides.
+# A collective, its array, and further arguments.
 CASES: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "plain": ("all_reduce", (np.arange(4.0),), {}),
     "operator": ("all_reduce", (np.arange(4),), {"op": "max"}),
@@ -145,7 +145,7 @@ def test_whatever_raises_in_the_middle_leaves_no_array_to_a_step(
         dead.set()
         with pytest.raises((ClosedError, PeerLostError)):
             comm.barrier()
-        assert (x == 1).all()  # nobody writes to it any more
+        assert (x == 1).all()  # it is no longer written to
         return "dead"
 
     monkeypatch.setattr(of, name, raising)

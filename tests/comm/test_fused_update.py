@@ -1,4 +1,4 @@
-"""Updates where gradients are added up: every member changes its own slice, for all members."""
+"""Fused updates: every member updates its own slice, for all members."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.harness import run_ranks, world_of_one
 
 
 def _on_two(name: str, act: Callable[[Communicator], Any]) -> list[Any]:
-    """Let two members of this process act, each in a thread; an error is what it returns."""
+    """Let two members of this process act, each in a thread; return results or errors."""
     members = replica_communicators(world_of_one(), 2, name=name, timeout=20)
     found: list[Any] = [None, None]
 

@@ -1,4 +1,4 @@
-"""Groups: one class of tests for all transports, and what callers may do wrong."""
+"""Groups: one class of tests for all transports, and wrong calls."""
 
 from __future__ import annotations
 

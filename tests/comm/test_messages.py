@@ -192,7 +192,7 @@ def test_whoever_left_is_found_by_one_that_only_asks_whether_a_work_is_done(
 
 
 def test_a_message_that_its_sender_did_not_wait_for_never_comes_half() -> None:
-    """What is read out of a peer's array may be something else when the peer has left."""
+    """Data read from a peer's array may be wrong once the peer has left."""
     length = 4_000_000
 
     def member(comm: Communicator) -> None:

@@ -1,4 +1,4 @@
-"""Plain Python data between members: what arrives, and what everybody is told if it cannot."""
+"""Plain Python data between members: results, and errors on all members."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def _alone() -> None:
             setattr(first, name, 3)
     first.close()
     second = comm.init(leader=os.environ.get("ALLREDUCE_LEADER"))
-    assert comm.init(timeout=40) is second  # what is left out is as it was
+    assert comm.init(timeout=40) is second  # omitted arguments keep their values
     assert second is not first
     assert second.all_reduce(np.ones(3)).tolist() == [1, 1, 1]
     second.close()

@@ -1,4 +1,4 @@
-"""Devices for tests that work beside the host: a thread for each stream, and poisoned memory."""
+"""Asynchronous devices for tests: a thread for each stream, and poisoned memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POISON = 0xFF  # of floats, a NaN; of integers -1
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have this process own four such devices, GPU:0 to GPU:3, beside its CPUs."""
+    """Give this process four such devices, GPU:0 to GPU:3, besides its CPUs."""
     monkeypatch.setitem(registry.RUNTIMES, "GPU", f"{__name__}:FarRuntime")
     registry.runtime.cache_clear()
     monkeypatch.setattr(devices._here, "_logical", None)
@@ -39,7 +39,7 @@ def device(name: str) -> FarDevice:
 
 
 class FarEvent(Event):
-    """As CUDA's: who waits means the latest record before that."""
+    """Like CUDA's: a wait refers to the latest record before it."""
 
     def __init__(self) -> None:
         self.reached: threading.Event | None = None
@@ -113,7 +113,7 @@ class FarStream(Stream):
 
 
 class FarDevice(Device):
-    """Memory of its own, which holds what is no number when it is gone."""
+    """Separate memory, which is filled with NaN when it is freed."""
 
     def __init__(self, name: DeviceName) -> None:
         super().__init__(name)

@@ -1,4 +1,4 @@
-"""Limits of a device's memory: what counts, what is refused, and when it counts no longer."""
+"""Limits of a device's memory: counting, refusal, and release."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def limited() -> Iterator[Device]:
 
 
 def _collect() -> None:
-    """Let go of what other tests have left: programs go after their functions, and so on."""
+    """Free objects of other tests: programs after their functions, and so on."""
     for _ in range(4):
         gc.collect()
 
@@ -46,7 +46,7 @@ def test_memory_counts_as_long_as_a_view_of_it_is_there() -> None:
         "memory_limit",
     ):
         first.allocate(201)
-    second.allocate(201)  # has a limit of its own
+    second.allocate(201)  # has its own limit
     assert (first.memory.used, first.memory.peak) == (800, 800)
     del view
     gc.collect()

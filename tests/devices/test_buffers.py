@@ -1,4 +1,4 @@
-"""Memory on the CPU: what is allocated, views of it, other people's memory, copies, streams."""
+"""Memory on the CPU: allocation, views, foreign memory, copies, streams."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_python_objects_have_no_place_in_a_buffer(cpu: Device) -> None:
 
 
 class OnlyDLPack:
-    """What an array of another library looks like, seen through DLPack alone."""
+    """An array of another library, seen through DLPack only."""
 
     def __init__(self, data: np.ndarray[Any, Any], device: tuple[int, int] = (1, 0)) -> None:
         self._data = data
@@ -135,7 +135,7 @@ def test_foreign_memory_is_shared_both_ways(cpu: Device, wrap: Any) -> None:
 @pytest.mark.parametrize("wrap", [OnlyInterface, OnlyDLPack])
 def test_the_owner_of_foreign_memory_lives_as_long_as_views(cpu: Device, wrap: Any) -> None:
     class Owner(np.ndarray[Any, Any]):
-        """A subclass, because a plain ndarray takes no weak reference to what it owns."""
+        """A subclass, because a plain ndarray supports no weak references."""
 
     data = np.arange(6, dtype=np.float64).view(Owner)
     alive = weakref.ref(data)

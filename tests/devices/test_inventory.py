@@ -1,4 +1,4 @@
-"""Which devices there are: physical, logical, found by name, and what is said of missing ones."""
+"""The list of devices: physical, logical, found by name, and errors for missing ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device names: every form people write, nesting, printing, and what malformed text is told."""
+"""Device names: all forms, nesting, printing, and errors for malformed texts."""
 
 from __future__ import annotations
 

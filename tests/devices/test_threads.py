@@ -1,4 +1,4 @@
-"""BLAS threads: who decides, and that the limit reaches the library and stays."""
+"""BLAS threads: the deciding setting, and a limit that reaches the library and stays."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A job that goes wrong: broken_job.py MOMENT ACTION VICTIM.
 
-Says `ready PID` on every rank, and `acts SECONDS` when the victim does what it was told to.
+Prints `ready PID` on every rank, and `acts SECONDS` when the victim acts.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def say(text: str) -> None:
 
 
 class BoomError(Exception):
-    """What nobody on the way expects, and so catches, wherever the signal arrives."""
+    """An exception that no frame expects, and so none catches, wherever the signal arrives."""
 
 
 def boom() -> None:
-    """Raise what the test looks for."""
+    """Raise the exception that the test expects."""
     raise BoomError(f"on rank {VICTIM}")
 
 
@@ -53,13 +53,13 @@ ACTIONS: dict[str, Callable[[], object]] = {
 
 
 def act() -> None:
-    """Do what the victim has been told."""
+    """Carry out the victim's action."""
     say(f"acts {time.monotonic()}")
     ACTIONS[ACTION]()
 
 
 def act_soon() -> None:
-    """Do it in the midst of what comes next."""
+    """Do it in the middle of the next code."""
 
     def alarm(number: int, frame: FrameType | None) -> None:
         act()

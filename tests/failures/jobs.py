@@ -1,4 +1,4 @@
-"""Whole jobs under a launcher, and what of them is left afterwards."""
+"""Whole jobs under a launcher, and the search for remains of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Job:
     size: int
     _tag: bytes
     _folder: Path
-    _shared: set[str]  # the names of what its processes have been seen to map
+    _shared: set[str]  # the names of files that its processes were seen to map
     _lines: list[str]
 
     def ready(self) -> list[int]:
@@ -47,7 +47,7 @@ class Job:
         return pids
 
     def finish(self, deadline: float) -> Result:
-        """Wait for the launcher's end; its output includes what was read before."""
+        """Wait for the launcher's end; its output includes earlier lines."""
         result = self.process.finish(deadline)
         out = "\n".join(self._lines) + "\n" + result.out
         return Result(result.code, out, result.err, result.seconds)
@@ -75,8 +75,8 @@ class Job:
         """Fail unless, soon, no process, file or shared memory of the job is left.
 
         Args:
-            seconds: How soon.
-            but: How the names of shared memory begin that others than we leave.
+            seconds: The time limit.
+            but: Prefixes of shared memory that other libraries leave.
         """
         deadline = time.monotonic() + seconds
         while (left := self._left(but)) != ([], [], []) and time.monotonic() < deadline:
@@ -128,8 +128,8 @@ def start(
     Args:
         launcher: "mpirun" or "run", ours.
         size: How many ranks.
-        script: What each of them executes.
-        arguments: The script's.
+        script: The script of each rank.
+        arguments: The script's arguments.
         folder: An empty one, the job's for temporary files.
         env: Further environment variables.
     """

@@ -1,4 +1,4 @@
-"""What people get wrong in a job: mistakes.py NAME. Every rank runs the same mistake."""
+"""Common mistakes in a job: mistakes.py NAME. Every rank runs the same mistake."""
 
 from __future__ import annotations
 

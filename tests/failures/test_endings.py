@@ -1,4 +1,4 @@
-"""One rank ends, however it does: the job ends with it, says why, and leaves nothing."""
+"""One rank ends, in any way: the job ends with it, reports why, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def scenes(*quick: str) -> pytest.MarkDecorator:
 
 
 def mpichs(moment: str) -> str | None:
-    """Name what MPICH leaves when a rank is killed while the others are inside MPI_Init."""
+    """Name the files that MPICH leaves if a rank is killed while the others are inside MPI_Init."""
     return "mpich_shm_" if moment == "join" else None
 
 

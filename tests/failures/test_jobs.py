@@ -1,4 +1,4 @@
-"""The search for what a job leaves: its own shared memory is found, and nobody else's."""
+"""The search for remains of a job finds its own shared memory, and no other."""
 
 from __future__ import annotations
 

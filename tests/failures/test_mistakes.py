@@ -1,4 +1,4 @@
-"""Bad input to whole jobs: each ends at once, and says what to do, and leaves nothing behind."""
+"""Mistakes in whole jobs: each ends at once, names the remedy, and leaves nothing behind."""
 
 from __future__ import annotations
 

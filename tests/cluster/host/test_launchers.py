@@ -1,4 +1,4 @@
-"""What the launchers' variables mean: full sentences, half ones, and words of nobody."""
+"""The launchers' variables: complete sets, incomplete ones, and unknown variables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
         # an srun step's PMI is Slurm's word, unless hydra, started in that step, says otherwise
         ({**PLACE, **STEP}, None),
         ({**PLACE, **STEP, "MPI_LOCALNRANKS": "4"}, ("MPICH", 1, 4)),
-        # the batch script is no step: who set PMI_RANK there is another launcher
+        # the batch script is no step: another launcher set PMI_RANK there
         ({**PLACE, **STEP, "SLURM_STEP_ID": "4294967291"}, ("MPICH", 1, 4)),
         ({**PLACE, "SLURM_STEP_ID": "0"}, ("MPICH", 1, 4)),
     ],

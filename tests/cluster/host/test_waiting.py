@@ -1,4 +1,4 @@
-"""Who joins and waits long says for whom, once, before the wait fails."""
+"""A process that waits long to join names the awaited ranks once, before the wait fails."""
 
 from __future__ import annotations
 

@@ -14,11 +14,11 @@ def user_timeouts(port: int) -> list[int]:
     """Return TCP_USER_TIMEOUT of this process's connections from and to a port."""
     found = []
     for name in os.listdir("/proc/self/fd"):
-        # What is closed meanwhile, is no socket, or listens, raises.
+        # Closed descriptors, other files and listening sockets raise.
         with contextlib.suppress(OSError), socket.socket(fileno=int(name)) as borrowed:
             try:
                 ends = (*borrowed.getsockname()[1:2], *borrowed.getpeername()[1:2])
-                if port in ends:  # those of Unix sockets are text
+                if port in ends:  # addresses of Unix sockets are text
                     found.append(borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
             finally:
                 borrowed.detach()

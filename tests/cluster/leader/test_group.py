@@ -1,4 +1,4 @@
-"""The leader's state, without sockets or clocks: who waits, who is told what."""
+"""The leader's state, without sockets or clocks: waiting members, and their messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from allreduce.cluster.world import Member
 
 
 class Room:
-    """A group and what each member was sent."""
+    """A group, and the messages sent to each member."""
 
     def __init__(self, size: int, present: int | None = None) -> None:
         self.group = Group(size)

@@ -1,4 +1,4 @@
-"""Who is not of the job, at leader, member and beacon: forged, replayed and large messages."""
+"""Strangers at leader, member and beacon: forged, replayed and large messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_p
 
 
 class Raw:
-    """A call to the leader that says what it is told to."""
+    """A call to the leader with given messages."""
 
     def __init__(self, address: str) -> None:
         self._outbox: queue.SimpleQueue[pb.FromMember | None] = queue.SimpleQueue()
@@ -95,7 +95,7 @@ def is_refused(answer: pb.ToMember | None, why: str, leader: Leader) -> None:
     assert answer is not None
     assert answer.WhichOneof("content") == "refusal"
     assert why in answer.refusal.why
-    assert not leader.groups  # nobody was let in
+    assert not leader.groups  # no stranger was let in
 
 
 def test_the_right_proof_is_welcome(leader: Leader, calls: Callable[[], Raw]) -> None:
@@ -166,7 +166,7 @@ def test_strangers_cannot_hold_more_than_a_few_places(
     with pytest.raises(grpc.RpcError) as caught:
         calls().hello()
     assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-    with ThreadPoolExecutor(2) as pool:  # who belongs to the job tries again, and gets in
+    with ThreadPoolExecutor(2) as pool:  # a member of the job tries again, and gets in
         joining = [pool.submit(meeting(leader.address, rank, 2).join) for rank in range(2)]
         time.sleep(0.3)
         assert not leader.groups

@@ -78,7 +78,7 @@ def test_what_a_shell_has_started_is_looked_at(seats: list[Seat], pids: list[int
 
 
 def test_a_child_that_nobody_has_waited_for_keeps_no_rank_from_coming(seats: list[Seat]) -> None:
-    command = ["sh", "-c", "true & exec sleep 60"]  # which waits for nobody
+    command = ["sh", "-c", "true & exec sleep 60"]  # which waits for no rank
     with subprocess.Popen(command, env={**os.environ, seats[0].variable: "0"}) as rank:
         listed = Path(f"/proc/{rank.pid}/task/{rank.pid}/children")
         child = Path(f"/proc/{_soon(listed.read_text).strip()}/stat")

@@ -72,7 +72,7 @@ def test_without_mpi4py_the_launcher_and_the_remedy_are_named(tmp_path: Path) ->
 
 def test_a_library_that_does_not_hear_the_launcher_names_both_paths(script: Write) -> None:
     mpirun(2, Path())  # needs MPICH
-    # What a foreign mpirun leaves of a rank: it says 2, and the library finds nobody to ask.
+    # A rank under a foreign mpirun: the variables say 2, and the library finds no launcher.
     result = run([sys.executable, str(script(SHOW))], {"PMI_RANK": "0", "PMI_SIZE": "2"})
     assert result.code != 0
     assert "JoinError" in result.err

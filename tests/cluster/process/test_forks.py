@@ -1,4 +1,4 @@
-"""What a forked child lets go of: connections to the group leader, and no others."""
+"""A forked child closes its connections to the group leader, and no others."""
 
 from __future__ import annotations
 

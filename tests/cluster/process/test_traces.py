@@ -1,4 +1,4 @@
-"""Tracebacks: the user's lines are all there, this library's where they tell something."""
+"""Tracebacks show all of the user's lines, and this library's where they help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worlds spelled out by arguments or ALLREDUCE_ variables: what contradicts, and real processes."""
+"""Worlds from arguments or ALLREDUCE_ variables: contradictions, and real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad arguments get an error that says what was expected and what came."""
+"""Bad arguments raise an error with the expected and the given value."""
 
 from __future__ import annotations
 

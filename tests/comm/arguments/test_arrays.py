@@ -1,4 +1,4 @@
-"""What is an array or a number, and what is refused with a remedy."""
+"""Accepted arrays and numbers, and errors with a remedy for others."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class TestTensors:
     def torch(cls) -> Any:
         return pytest.importorskip("torch")
 
-    @pytest.mark.filterwarnings("ignore")  # of what is refused, torch says it is deprecated
+    @pytest.mark.filterwarnings("ignore")  # torch warns that some refused tensors are deprecated
     def test_each_is_refused_with_its_remedy(self, torch: Any) -> None:
         ones = torch.ones(3)
         complex_ones = torch.ones(3, dtype=torch.complex64)

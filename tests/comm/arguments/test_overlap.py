@@ -1,4 +1,4 @@
-"""Outputs that share memory: which are taken, which are refused, and with what words."""
+"""Outputs that share memory: accepted ones, and the errors of others."""
 
 from __future__ import annotations
 

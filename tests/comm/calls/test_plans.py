@@ -1,4 +1,4 @@
-"""Plans: what they say is what runs, and what moves."""
+"""Plans agree with the calls: algorithm, steps, and bytes moved."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def test_a_plan_is_refused_as_its_call_would_be() -> None:
 
 
 def test_factors_are_planned_as_they_are_called() -> None:
-    """What is multiplied is read and written once more; the rest moves as without factors."""
+    """Multiplied arrays are read and written once more; the rest moves as without factors."""
 
     def ask(comm: Communicator) -> None:
         x = np.ones(50000)

@@ -1,4 +1,4 @@
-"""What a debugger or a log shows of communicators and works."""
+"""The texts of communicators and works in debuggers and logs."""
 
 from __future__ import annotations
 

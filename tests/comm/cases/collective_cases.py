@@ -1,4 +1,4 @@
-"""What every transport has to do, as functions of one member; ranks are threads or processes."""
+"""Cases that every transport must pass, as functions of one member, a thread or a process."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def planned(comm: Communicator) -> None:
 
 
 def dropped(comm: Communicator) -> None:
-    """A work that nobody waits for is completed by later calls, and keeps its arrays."""
+    """A work without a wait is completed by later calls, and keeps its arrays."""
     out = np.zeros(100000)
     comm.all_reduce(np.full(100000, 1.0), out=out, async_op=True)
     comm.barrier()

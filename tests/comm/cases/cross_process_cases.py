@@ -1,4 +1,4 @@
-"""What only matters where members read each other's memory."""
+"""Cases of members that read each other's memory."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def withheld(comm: Communicator) -> bool:
 
 
 def owned_again(comm: Communicator) -> None:
-    """Who has returned may write to its input, and free it: everybody has read it."""
+    """After its call a member may write to its input, and free it: all others have read it."""
     size, me = comm.size, comm.rank
     x = np.empty(100_000 * size)
     out = np.empty(100_000 * size * size)

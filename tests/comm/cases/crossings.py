@@ -1,4 +1,4 @@
-"""What a hierarchical communicator sends between hosts, against what its plans say."""
+"""The bytes that a hierarchical communicator sends between hosts, compared with its plans."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def whereabouts(comm: Communicator) -> tuple[str, int, int]:
 
 
 def crossings(comm: Communicator) -> list[tuple[str, int, int]]:
-    """Make calls of every collective; returns for each what was planned to cross, and what did."""
+    """Make calls of every collective; return the planned and the sent bytes of each."""
     transport = comm._dispatch.transport
     assert isinstance(transport, HierarchicalTransport)
     made: list[Call] = []

@@ -31,13 +31,13 @@ class Drawn:
     Args:
         collective: Its name, or "message" for a ring of sends.
         op: Its operator, if it has one.
-        dtype: Of the array.
-        shape: Of the input; of `counts` all rows together, of others those of one share.
+        dtype: The array's dtype.
+        shape: The input's shape; with `counts` all rows together, otherwise the rows of one share.
         counts: Rows of each rank, or None.
         root: Its root, if it has one; of a message how far it goes, which is its tag, too.
-        layout: How inputs lie in memory, one of `LAYOUTS`.
-        kind: What lends them, one of `KINDS`.
-        into: How `out` lies in memory, or None for a new output.
+        layout: The memory layout of inputs, one of `LAYOUTS`.
+        kind: The array library of inputs, one of `KINDS`.
+        into: The memory layout of `out`, or None for a new output.
         items: Types and shapes of the arrays that follow in a list, if it is one.
         scale: Factors before and after a sum or mean.
         started: Whether it is started first, and waited for then.
@@ -119,7 +119,7 @@ def read(array: Any) -> Array:
 
 
 def any_call(comm: Communicator, words: dict[str, Any]) -> str:
-    """Make a drawn call; say what was wrong with its result, if anything."""
+    """Make a drawn call; describe the error in its result, if any."""
     call = of_words(words)
     inputs = [_inputs(call, comm.size, member) for member in range(comm.size)]
     expected = [_expected(call, list(arrays), comm.rank) for arrays in zip(*inputs, strict=True)]
@@ -170,7 +170,7 @@ def _made(comm: Communicator, call: Drawn, x: list[Any], targets: list[Array] | 
 
 
 def _wrong(call: Drawn, x: Any, result: Any, wanted: Array | None, filled: bool) -> str:
-    """Say what is wrong with a result."""
+    """Describe the error in a result."""
     if wanted is None or result is None:
         return "" if wanted is result else f"got {result}, not {wanted}"
     given = np.ndarray if isinstance(x, memoryview) or call.collective == "scatter" else type(x)
@@ -182,7 +182,7 @@ def _wrong(call: Drawn, x: Any, result: Any, wanted: Array | None, filled: bool)
 
 
 def _counts(call: Drawn, size: int, member: int) -> tuple[int, ...] | None:
-    """Return what a member passes: of all_to_all each has its own."""
+    """Return a member's input: in all_to_all each has its own."""
     if call.counts is None or call.collective != "all_to_all":
         return call.counts
     return tuple(call.counts[(other + member) % size] for other in range(size))

@@ -1,4 +1,4 @@
-"""More of what every transport has to do: rooted calls, unequal shares, lists and plain data."""
+"""More cases for every transport: rooted calls, unequal shares, lists and plain data."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ class Exported:
 
 
 def foreign(comm: Communicator) -> None:
-    """Arrays of other libraries are lent, and answered in kind."""
+    """Arrays of other libraries are used in place, and results are of the same kind."""
     result = comm.all_reduce(Exported(np.ones((3, 4), "f4")[:, ::2]))
     assert isinstance(result, Exported)
     np.testing.assert_array_equal(result.array, np.full((3, 2), comm.size))

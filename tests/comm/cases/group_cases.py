@@ -1,4 +1,4 @@
-"""What groups of every transport have to do, as functions of one member of the parent."""
+"""Cases of groups of every transport, as functions of one member of the parent."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def of_ranks(comm: Communicator) -> None:
 
 
 def made_while_calls_are_under_way(comm: Communicator) -> None:
-    """Who waits for the others does its share of what these have to complete before they come."""
+    """A waiting member does its share of calls that others must complete before they come."""
     work = comm.all_reduce(np.ones(2_000_000, np.float32), async_op=True)
     if comm.rank:
         work.wait()
@@ -116,7 +116,7 @@ def nested(comm: Communicator) -> None:
 
 
 def closed_in_any_order(comm: Communicator) -> None:
-    """Each member closes its groups in an order of its own."""
+    """Each member closes its groups in another order."""
     parts = [part_of(comm, comm.rank % (2 + number % 2)) for number in range(4)]
     parts.append(part_of(parts[0], 0))
     for part in parts:
@@ -215,7 +215,7 @@ def per_host(comm: Communicator, hosts: str = "") -> None:
 
 
 def forgotten(comm: Communicator) -> None:
-    """Who drops a group without closing it has left in good order; its calls end first."""
+    """Dropping a group without closing it counts as leaving; its calls end first."""
     part = part_of(comm, 0)
     if comm.rank == 0:
         del part
@@ -262,7 +262,7 @@ def many_groups(comm: Communicator, count: int | str) -> None:
 
 
 def crosswise(comm: Communicator) -> None:
-    """Who waits in one communicator does its share of the calls of others, of any transport."""
+    """A member that waits in one communicator does its share of others' calls, of any transport."""
     names = {"tcp", "hierarchical", comm.transport}
     names |= {"shared"} if comm.local_size == comm.size else set()
     parts = [comm.group(range(comm.size), transport=name) for name in sorted(names)]

@@ -12,12 +12,12 @@ from tests.comm.cases.collective_cases import Array
 SHARE = (1 << 31) + 4  # bytes of one of two members; both together pass 4 GiB
 TOTAL = 2 * SHARE
 _BLOCK = 1 << 26
-_PERIOD = 251  # divides no power of two: what is wrapped around is found out
+_PERIOD = 251  # divides no power of two: a wrapped count is detected
 _NUMBERS = np.tile(np.arange(_PERIOD, dtype=np.uint8), _BLOCK // _PERIOD + 2)
 
 
 def numbers(low: int, count: int, member: int) -> Array:
-    """Return what a member has from element `low` on."""
+    """Return a member's values from element `low` on."""
     return _NUMBERS[(low + member * 100) % _PERIOD :][:count]
 
 

@@ -1,4 +1,4 @@
-"""What PyTorch's and JAX's arrays are to collectives: lent as they lie, and answered in kind."""
+"""PyTorch's and JAX's arrays: used in place, with results of the same kind."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def of_torch(comm: Communicator) -> None:
 
 
 def of_jax(comm: Communicator) -> None:
-    """Arrays that nobody may write are no outputs; others take what comes of them."""
+    """Read-only arrays cannot be outputs; writable ones can."""
     answered(comm, "jax")
     x = lend(np.full(1000, comm.rank + 1.0), "jax")
     with pytest.raises(UsageError, match="out is read-only"):

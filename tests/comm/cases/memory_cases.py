@@ -1,4 +1,4 @@
-"""Large calls of what does not lie as a transport takes it: their results, and their memory."""
+"""Large calls on arrays that a transport cannot use in place: results, and memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def large(comm: Communicator) -> None:
 
 
 def extra_memory(comm: Communicator) -> None:
-    """What is not copied whole is not, whatever the size (docs/collectives.md has the table)."""
+    """Arrays of any size are only copied where the table in docs/collectives.md says so."""
     x, gaps = np.ones(SHAPE, np.float32), spaced(SHAPE)
     for said, call in _bounded(comm, x, gaps):
         taken = extra(call, [x, gaps])
@@ -81,7 +81,7 @@ def _bounded(comm: Communicator, x: Array, gaps: Array) -> list[tuple[str, Call]
 
 
 def extra(call: Call, known: list[Array]) -> int:
-    """Make a call; returns the most bytes that it had at a time besides what it gives.
+    """Make a call; return the peak of the bytes that it allocated besides its result.
 
     Args:
         call: The call.

@@ -1,4 +1,4 @@
-"""What sends and recvs of every transport have to do, as functions of one member."""
+"""Cases of sends and recvs of every transport, as functions of one member."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZES = (0, 1, 500, 4097, 250001)  # the last ones too large to travel at once
 
 
 def numbered(sender: int, number: int, length: int) -> Array:
-    """Return values that tell who sent them, and as which of its messages."""
+    """Return values that identify the sender, and the number of its message."""
     return np.arange(length, dtype=np.int64) + sender * 1000003 + number * 1009
 
 
@@ -74,7 +74,7 @@ def tags(comm: Communicator) -> None:
 
 
 def order(comm: Communicator) -> None:
-    """What one member sends under one tag is received in that order, whatever its size."""
+    """Messages from one member under one tag arrive in order, whatever their size."""
     lengths = [(3, 100000, 700)[i % 3] for i in range(30)]
     if comm.rank != 0:
         for number, length in enumerate(lengths):
@@ -181,7 +181,7 @@ def among_collectives(comm: Communicator) -> None:
 
 
 def unclaimed(comm: Communicator) -> None:
-    """Messages that nobody has asked for yet hold up neither others nor collectives."""
+    """Unmatched messages delay neither others nor collectives."""
     if comm.size == 1:
         return
     last = comm.size - 1

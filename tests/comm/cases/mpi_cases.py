@@ -1,4 +1,4 @@
-"""What is the mpi transport's own, alone and between hosts, as functions of one member."""
+"""Cases of the mpi transport only, alone and between hosts, as functions of one member."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def transport(comm: Communicator) -> MpiTransport:
 
 
 def pieces(comm: Communicator) -> None:
-    """What one call of MPI cannot count travels in several: with a library that counts to 599."""
+    """Arrays too long for one call of MPI travel in several: with a library that counts to 599."""
     mine = transport(comm)
     mine._library, whole = Library(mine._mpi, 599), mine._library
     converted._PIECE_BYTES, most = 4 * 599, converted._PIECE_BYTES
@@ -44,7 +44,7 @@ def pieces(comm: Communicator) -> None:
 
 
 def bounded(comm: Communicator) -> None:
-    """What MPI does not reduce is converted in pieces, while other calls are under way."""
+    """Types that MPI does not reduce are converted in pieces, while other calls are under way."""
     count = 21 << 19  # 21 MiB, which are 42 as float32; cut into 1, 2, 3, 4 or 7 shares
     x, y = (np.full(count, comm.rank + 1, np.float16) for _ in range(2))
     share = np.empty(count // comm.size, np.float16)
@@ -84,7 +84,7 @@ def memory(comm: Communicator) -> None:
 
 
 def plans(comm: Communicator) -> None:
-    """MPI does not say what it would do; how members agree is ours to say."""
+    """MPI does not reveal its algorithm; plans describe only the agreement."""
     for collective, steps in (("all_reduce", 2), ("barrier", 2), ("send", 1)):
         planned = comm.plan(collective, np.ones(9), dest=0 if collective == "send" else None)
         assert (planned.algorithm, planned.sent, len(planned.steps)) == ("mpi", None, steps)
@@ -92,7 +92,7 @@ def plans(comm: Communicator) -> None:
 
 
 def between_hosts(comm: Communicator) -> None:
-    """Of a hierarchical one: MPI alone carries what crosses, and does not tell how much."""
+    """Of a hierarchical one: only MPI carries data between hosts, and does not count it."""
     mine = comm._dispatch.transport
     assert isinstance(mine, HierarchicalTransport)
     across = {level.transport.name for level in mine._levels.values()}
@@ -139,7 +139,7 @@ def disagreeing(comm: Communicator) -> str:
 
 def sliced_update(comm: Communicator) -> None:
     """Large buckets are updated in slices on request, to the bits of the plain way."""
-    if comm.size == 1:  # who has no slices
+    if comm.size == 1:  # a member without slices
         return
     import allreduce as ar  # all of it, which no other case of ranks needs
     from allreduce.reduction import sharding

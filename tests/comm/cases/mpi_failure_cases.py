@@ -1,6 +1,6 @@
-"""How calls over MPI fail, as functions of one member of a communicator that does not outlive them.
+"""Failing calls over MPI, as functions of one member of a communicator that ends with them.
 
-Its members are ranks of a home, which does: what goes wrong in one case disturbs no other.
+Its members are ranks of `home`, a communicator that survives: no case disturbs another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from allreduce.comm import Communicator, init
 from allreduce.comm.transports.mpi import converted
 from tests.comm.cases.mpi_cases import transport
 
-PAIRS = ("something_else", "own_timeout", "interrupted")  # those of two ranks
+PAIRS = ("something_else", "own_timeout", "interrupted")  # cases of two ranks
 LAST = "completed"  # it closes the home itself
 
 
@@ -52,7 +52,7 @@ def something_else(home: Communicator, comm: Communicator) -> str:
 
 
 def own_timeout(home: Communicator, comm: Communicator) -> None:
-    """A work has a timeout of its own, and a receive names its peer."""
+    """A work has its own timeout, and a receive names its peer."""
     began = time.monotonic()
     if comm.rank == 0:
         work = comm.recv(np.zeros(3), 1, tag=0, async_op=True)
@@ -62,7 +62,7 @@ def own_timeout(home: Communicator, comm: Communicator) -> None:
 
 
 def no_room(home: Communicator, comm: Communicator) -> str:
-    """Who has no memory for what a call is converted to says so, and the others hear of it."""
+    """A member without memory for a conversion reports it, and the others learn of it."""
     halves, usual = np.ones(1 << 24, np.float16), converted._PIECE_BYTES
     limits = resource.getrlimit(resource.RLIMIT_AS)
     converted._PIECE_BYTES = 64 << 20  # more than may lie free in the heap
@@ -81,7 +81,7 @@ def no_room(home: Communicator, comm: Communicator) -> str:
 
 
 def aborted(home: Communicator, comm: Communicator) -> str:
-    """An abort is told to those who wait."""
+    """Waiting members learn of an abort."""
     comm.barrier()
     if comm.rank == 1:
         comm.abort("the disk is full")
@@ -110,7 +110,7 @@ def left(home: Communicator, comm: Communicator) -> None:
 
 
 def asked(home: Communicator, comm: Communicator) -> None:
-    """One that left is found by those who only ask whether a call is done."""
+    """A member that left is noticed by others that only ask whether a call is done."""
     comm.barrier()
     if comm.rank == 1:
         comm.close()
@@ -167,7 +167,7 @@ def interrupted(home: Communicator, comm: Communicator) -> None:
 
 
 def completed(home: Communicator, comm: Communicator) -> None:
-    """close() completes what was started and disturbs nobody."""
+    """close() completes started calls and disturbs no other member."""
     out = np.zeros(300000)
     home.all_reduce(np.ones(300000), out=out, async_op=True)
     home.close()

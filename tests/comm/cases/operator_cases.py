@@ -131,7 +131,7 @@ def reduces(comm: Communicator, where: str, op: str, dtype: str) -> None:
 
 
 def every_type(comm: Communicator) -> None:
-    """All types through what only moves them, the lengths take turns."""
+    """All types through collectives that only move them, with alternating lengths."""
     size, me, last = comm.size, comm.rank, comm.size - 1
     for dtype, length in zip(DTYPES[1:], itertools.cycle(LENGTHS), strict=False):
         inputs = [exact(dtype, member, length * size) for member in range(size)]
@@ -151,7 +151,7 @@ def every_type(comm: Communicator) -> None:
 
 
 def rounded_once(comm: Communicator) -> None:
-    """16-bit floats are added in float32: what they cannot hold on the way does not matter."""
+    """16-bit floats are added in float32: intermediate sums may exceed their range."""
     for dtype, unit in (("float16", 2.0**-11), ("bfloat16", 2.0**-8)):
         for length in LENGTHS:
             # Half a unit of 1 each: rounded after every addition they would be lost.
@@ -164,7 +164,7 @@ def rounded_once(comm: Communicator) -> None:
 
 
 def nonsense(comm: Communicator) -> None:
-    """All other pairs are refused by each collective, which tells what, who and a remedy."""
+    """All other pairs are refused by each collective, with operator, dtype, rank and remedy."""
     for (op, dtype), collective in itertools.product(NONSENSE, REDUCING):
         with pytest.raises(UnsupportedError) as caught:
             getattr(comm, collective)(np.zeros(3 * comm.size, dtype_named(dtype)), op=op)
@@ -177,4 +177,4 @@ def nonsense(comm: Communicator) -> None:
         whose = "the array's" if comm.rank == 0 else "root 0's array has"
         with pytest.raises(ShapeError, match=f"{comm.size} equal shares, but {whose} shape"):
             comm.scatter(np.zeros(comm.size + 1) if comm.rank == 0 else None)
-    assert comm.all_reduce(1) == comm.size  # and nothing has come of it
+    assert comm.all_reduce(1) == comm.size  # and nothing was changed

@@ -1,4 +1,4 @@
-"""Calls as a transport gets them, and what every collective of the tcp transport has to give."""
+"""Calls as a transport gets them, and the expected results of the tcp transport."""
 
 from __future__ import annotations
 

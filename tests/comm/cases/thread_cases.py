@@ -1,4 +1,4 @@
-"""What calls of several threads on one communicator have to do, on every transport."""
+"""Cases of several threads on one communicator, for every transport."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from allreduce.comm import Communicator
 from allreduce.comm.core.locks import taken
 
-Call = Callable[[Communicator, int], None]  # makes a call in a round, and looks at what it gives
+Call = Callable[[Communicator, int], None]  # makes a call in a round, and checks its result
 _SECONDS = 20
 
 
@@ -155,7 +155,7 @@ def threads_in_turn(comm: Communicator) -> None:
 
 
 def threads_waiting(comm: Communicator) -> None:
-    """Threads wait at the same time, each for a work of its own, the last one first."""
+    """Threads wait at the same time, each for its own work, the last one first."""
     works = [comm.all_reduce(np.full(20000, float(n)), async_op=True) for n in range(20)]
 
     def wait(n: int) -> None:

@@ -1,4 +1,4 @@
-"""What a member brings to an optimizer's update where gradients are added up."""
+"""One member's arrays for a fused update."""
 
 from __future__ import annotations
 

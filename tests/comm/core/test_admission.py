@@ -1,4 +1,4 @@
-"""Who must not call gets an error and costs nobody anything: other threads, and forked children."""
+"""Other threads and forked children that must not call get an error and disturb no call."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ for comm in (mpi, lanes, tcp, plain):
     assert work.wait().tolist() == [0, 1]
     assert (later.wait() == 2).all()
 
-# Whoever waits drives the calls of all.
+# Any waiting thread drives all calls.
 for pair in itertools.combinations((mpi, lanes, tcp, mpi.split(0)), 2):
     works = [comm.all_gather(np.full(1, rank), async_op=True) for comm in pair]
     for work in works if rank else reversed(works):

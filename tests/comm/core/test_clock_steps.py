@@ -28,7 +28,7 @@ extern "C" int clock_gettime(clockid_t id, timespec* now) noexcept {
 
 @pytest.fixture(scope="module")
 def ahead(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compile what has a process read another time; skips if this machine cannot."""
+    """Compile a library that shifts a process's clock; skip if this machine cannot."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler")

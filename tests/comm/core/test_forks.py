@@ -1,4 +1,4 @@
-"""What a fork of a member's process may do: nothing with its communicator, and it hides nothing."""
+"""A forked child cannot use its parent's communicator, and does not hide its parent's death."""
 
 from __future__ import annotations
 

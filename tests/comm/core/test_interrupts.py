@@ -1,4 +1,4 @@
-"""A signal's handler that raises, anywhere in a call: no wrong result, and nobody left waiting."""
+"""A signal handler that raises anywhere in a call: no wrong result, and no member left waiting."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COUNT = 50_000
 
 
 class _LateError(Exception):
-    """What a handler raises that is not the one of Ctrl-C."""
+    """An exception of a handler other than Ctrl-C's."""
 
 
 def once(
@@ -34,10 +34,10 @@ def once(
     """Return a function that is interrupted when it is first called in a thread.
 
     Args:
-        before: What it does otherwise.
-        after: Whether it does that before the interrupt, too.
+        before: The function.
+        after: Whether the interrupt comes after the function's work.
         where: The thread.
-        kind: What is raised.
+        kind: The exception.
     """
     left = [where]
 

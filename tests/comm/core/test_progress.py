@@ -1,4 +1,4 @@
-"""What goes on of started calls while their member waits for none of them."""
+"""The progress of started calls while their member does not wait for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other threads and signals' handlers do in the middle of a call costs nobody an array."""
+"""Other threads and signal handlers in the middle of a call damage no array."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_start_that_is_interrupted_kills_the_communicator(
         left = x.copy()  # the other one, in this process, may have done some of it
         with pytest.raises(ClosedError, match="dead since"):
             comm.barrier()
-        assert (x == left).all()  # nobody writes to it any more
+        assert (x == left).all()  # it is no longer written to
         return "dead"
 
     assert run_threads(call, 2) == ["dead", "told"]

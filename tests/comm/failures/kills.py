@@ -1,4 +1,4 @@
-"""Jobs under the launcher whose ranks are killed at random moments, and what is left of them."""
+"""Jobs under the launcher whose ranks are killed at random moments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.harness import clean_environment, script_of
 
 _START_SECONDS = 60.0
 _END_SECONDS = 20.0
-# Who died in a call; or, while a group is made, in the leader's words.
+# The dead rank, as named by a call; or, while a group is made, by the leader.
 _LOST = r": rank (\d+)(?: \(member \d+\))? \(process (\d+)(?: on \S+)?\) (?:died|is gone)"
 _LAUNCH = (sys.executable, "-m", "allreduce.run", "-n")
 
@@ -47,9 +47,9 @@ def every_call(
     """Return arrays of all sizes, ordinary and symmetric, and calls of all kinds to make of them.
 
     Args:
-        comm: Who makes the calls.
-        own: Draws what is a rank's own matter.
-        same: Draws what has to agree.
+        comm: The communicator of the calls.
+        own: Draws values that may differ between ranks.
+        same: Draws values that must agree.
     """
     size = comm.size
     lengths = [size * n for n in (1, 1000, 100_000, 500_000)]
@@ -246,7 +246,7 @@ def _living(secret: str) -> list[int]:
 
 
 def kill_one(transport: str, size: int, seed: int) -> list[Loss]:
-    """Kill a random rank of a job at a random moment, and return what the survivors said."""
+    """Kill a random rank of a job at a random moment, and return the survivors' reports."""
     draw = random.Random(seed)
     victim, delay = draw.randrange(size), draw.random() * 0.2
     with _job(transport, size, seed) as (place, process):

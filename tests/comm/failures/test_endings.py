@@ -106,7 +106,7 @@ def test_who_waits_for_an_introduction_hears_of_a_death_with_who_was_to_make_it(
 
 
 def _leaves_for_a_death(transport: str, folder: str) -> None:
-    """Rank 0 leaves, and rank 2 is dead, before rank 1, which waits for both, hears of either."""
+    """Rank 0 leaves and rank 2 dies before rank 1, which waits for both, notices either."""
     import os
     import signal
     import time
@@ -229,7 +229,7 @@ def _ends_without_close(code: int) -> None:
     for _ in range(30):
         comm.all_reduce(np.ones(500_001))
     if comm.rank == 1:
-        comm.all_reduce(np.ones(5), async_op=True)  # nobody waits: must not hold up the end
+        comm.all_reduce(np.ones(5), async_op=True)  # not awaited: must not delay the end
     sys.exit(code)
 
 

@@ -1,4 +1,4 @@
-"""A communicator that has ended: who died, left, gave up or sleeps is named on all members."""
+"""A communicator that ended names the dead, leaving, timed-out or stopped member on all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members that make different calls: all are told both calls, and no output is touched."""
+"""Members that make different calls: errors on all name both calls, and no output is touched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is not to be had is said on all ranks, before anybody waits for it."""
+"""Missing resources raise an error on all ranks before a rank waits."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _no_ports() -> None:
             init(rank=number, size=4, leader="127.0.0.1:29000", transport="tcp", timeout=20)
         except errors.AllreduceError as error:
             os.write(1, f"{number} {type(error).__name__} {error}\n".encode())  # in one piece
-        time.sleep(0 if number else 2)  # rank 0 has the leader, whom the others still ask
+        time.sleep(0 if number else 2)  # rank 0 has the leader, which the others still ask
 
     fork = multiprocessing.get_context("fork")
     ranks = [fork.Process(target=rank, args=(number,)) for number in range(4)]

@@ -1,4 +1,4 @@
-"""A rank that is stopped, or does not come: a warning, then a timeout, that say who and how."""
+"""A stopped or missing rank: a warning, then a timeout, which name it and its state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of choices: what it chooses, and that native code can do all of it."""
+"""The table of choices: its results, and native code that supports all of them."""
 
 from __future__ import annotations
 

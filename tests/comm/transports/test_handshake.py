@@ -1,4 +1,4 @@
-"""Processes meet only those of their own job, and say so when they cannot."""
+"""Processes connect only within their own job, and report failures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HEAD = struct.pack("!16sI", b"allreduce job le", handshake.VERSION)
 
 
 def shake(caller: Credentials, listener: Credentials) -> list[Any]:
-    """Let two ends shake hands; returns what each returned or raised."""
+    """Let two ends shake hands; return both results or errors."""
     ends = socket.socketpair()
     outcomes: list[Any] = [None, None]
 
@@ -109,7 +109,7 @@ def test_noise_is_refused(noise: bytes) -> None:
 
 
 class Elsewhere(LocalStore):
-    """A store whose addresses nobody listens on, as if the listener were on another host."""
+    """A store with addresses without listeners, as if they were on another host."""
 
     def __init__(self, store: LocalStore) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ def worlds(
 def meet(
     ranks: list[World], timeout: float = 5, intrude: Callable[[str], None] | None = None
 ) -> list[Any]:
-    """Let all ranks connect, each in a thread; returns their links or what they raised."""
+    """Let all ranks connect, each in a thread; return their links or errors."""
     outcomes: list[Any] = [None] * len(ranks)
 
     def run(world: World) -> None:

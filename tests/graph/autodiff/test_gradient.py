@@ -1,4 +1,4 @@
-"""What is said where there is no gradient."""
+"""Errors where there is no gradient."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ops = ar.ops
 
 
 def _slopes(loss: Callable[[Any, ar.Variable], Any], by: Any = None) -> Any:
-    """Differentiate by the variable, or by what `by` makes of the argument and the variable."""
+    """Differentiate by the variable, or by the result of `by` for argument and variable."""
     w = ar.Variable(np.ones((3, 2)), name="w")
 
     @ar.function

@@ -1,4 +1,4 @@
-"""`ar.scan` against Python's loop: values, gradients, batches, replicas, and what it refuses."""
+"""`ar.scan` against Python's loop: values, gradients, batches, replicas, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks without samples, and ranks that fail, leave nobody waiting and nothing wrong."""
+"""Ranks without samples, and failing ranks, leave no rank waiting and no wrong values."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def cannot_make_a_step() -> None:
     for fn in (bad, step, bad, 7, step):  # on all ranks alike
         run(fn)
     run(bad if rank == 1 else step)
-    strategy.communicator.barrier()  # the others are told while rank 1 goes on
+    strategy.communicator.barrier()  # the others learn of it while rank 1 continues
     try:
         model.fit(np.ones((4, 4)), np.ones((4, 1)), verbose=0)
     except ar.ClosedError as error:
@@ -317,7 +317,7 @@ def unprintable() -> None:
     except (ValueError, ar.AllreduceError) as error:
         print(type(error).__name__, time.monotonic() - began < 2)
     if rank == 1:
-        time.sleep(3)  # leaving would tell the other one, too
+        time.sleep(3)  # leaving would inform the other one, too
 
 
 def test_an_error_that_no_text_can_be_made_of_is_told_at_once() -> None:

@@ -1,4 +1,4 @@
-"""What ranks tell each other between steps, where one of them is late."""
+"""Exchanges of ranks between steps, with a late rank."""
 
 from __future__ import annotations
 
@@ -62,9 +62,10 @@ def _messages(
     """Return what ranks 0, 2 and 3 of 4 raise from an exchange to which rank 1 does not come.
 
     Args:
-        listening: Who do not look at all communicators, but wait among ranks, with a listener.
-        timeout: Seconds after which they give up.
-        instead: What rank 1 does with its communicator of steps.
+        listening: Members that wait among ranks with a listener, without looking at all
+            communicators.
+        timeout: Their timeout in seconds.
+        instead: Rank 1's action with its communicator of steps.
     """
     look_at, here, told = rank_exchange._poll, threading.local(), threading.Barrier(4)
 

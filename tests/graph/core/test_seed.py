@@ -1,4 +1,4 @@
-"""When a program is told which seed it got, where it has set none."""
+"""When a program that sets no seed logs the drawn one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`enable_sync_errors`: what a kernel writes beside its output is found where it does so."""
+"""`enable_sync_errors` detects writes of a kernel next to its output, at its line."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def alone() -> Iterator[ar.MirroredStrategy]:
 
 
 def _run(strategy: ar.MirroredStrategy, step: Any, rows: int) -> None:
-    """Run a step with so many rows for each replica, and check what it returns."""
+    """Run a step with these numbers of rows per replica, and check its results."""
     replicas = strategy.num_replicas_in_sync
     x = np.ones((rows * replicas, COLUMNS), np.float32)
     (batch,) = strategy.distribute_dataset([x])

@@ -1,4 +1,4 @@
-"""Steps replayed in native code: what they compute, refuse and keep is what NumPy's steps do."""
+"""Steps replayed in native code compute, refuse and keep the same as NumPy's steps."""
 
 from __future__ import annotations
 

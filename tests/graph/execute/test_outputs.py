@@ -1,4 +1,4 @@
-"""What a step returns is its caller's: later steps have the memory when nothing refers to it."""
+"""A step's results belong to the caller: later steps reuse their memory once it is unreferenced."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _inputs(count: int) -> list[np.ndarray]:
 
 @pytest.fixture(params=["in Python", "native replay"])
 def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Run a function as a step; returns what it returned as arrays."""
+    """Run a function as a step; return its results as arrays."""
     if request.param == "in Python":
         monkeypatch.setattr(bound_program, "_MOST_REPLAYS", 0)
     strategy = ar.MirroredStrategy(["CPU:0"])

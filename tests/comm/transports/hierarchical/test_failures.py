@@ -1,4 +1,4 @@
-"""On hierarchical, too, nothing hangs in silence: who disagrees, leaves, or sleeps is named."""
+"""Failures over hierarchical: members that disagree, leave or are stopped are named."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from tests.comm.ranks.hosts import lay_out
 from tests.harness import run_ranks, settle_threads
 
 Lay = Callable[[str], None]
-_DEADLINE = 4.0  # a second is promised, to who has the cores for itself
+_DEADLINE = 4.0  # the promise is one second, on idle cores
 
-# What is promised of any transport.
+# Tests of every transport.
 test_both_calls = test_mismatch.test_members_that_disagree_all_say_so_and_no_output_is_touched
 test_lines = test_mismatch.test_each_side_of_a_disagreement_has_its_own_line
 test_straggler = test_mismatch.test_a_mismatch_does_not_wait_for_a_straggler
@@ -46,7 +46,7 @@ def lay(monkeypatch: pytest.MonkeyPatch) -> Lay:
 
 @pytest.fixture(autouse=True)
 def _several_hosts(lay: Lay) -> None:
-    lay("aba")  # the last of three is beside the first
+    lay("aba")  # the last of three is on the first one's host
 
 
 def _types(comm: Communicator, odd: bool, out: Any) -> None:
@@ -71,7 +71,7 @@ def _collectives(comm: Communicator, odd: bool, out: Any) -> None:
 
 
 @pytest.mark.parametrize("call", [_types, _counts, _collectives])
-@pytest.mark.parametrize("odd", [1, 2])  # beside rank 0 on its host; in its lane on the other
+@pytest.mark.parametrize("odd", [1, 2])  # on rank 0's host; in its lane on the other
 def test_members_that_disagree_are_both_named_and_no_output_is_touched(
     lay: Lay, call: Callable[[Communicator, bool, Any], None], odd: int
 ) -> None:
@@ -185,7 +185,7 @@ def _stopped_rank(hosts: str, victim: int) -> None:
 
     rank = int(os.environ["ALLREDUCE_RANK"])
     os.environ["ALLREDUCE_HOST"] = hosts[rank]
-    comm = init(timeout=2.5)  # longer than the second after which members tell for whom they wait
+    comm = init(timeout=2.5)  # longer than the second after which members report their waits
     pids = comm.all_gather_object(os.getpid())
     if rank == victim:  # in the middle of it
         threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGSTOP)).start()
@@ -227,7 +227,7 @@ def test_a_rank_that_is_stopped_in_the_middle_is_named_on_all_hosts(
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (ChainQueue, "add"),  # all have been told of the call
+        (ChainQueue, "add"),  # all have got the post of the call
         (SharedTransport, "start"),  # the step is out of its queue
         (NativeTransport, "forget"),  # the step is done, and the next one not begun
         (WaitMonitor, "check"),  # a wait has looked round, and would go on to do its part

@@ -28,7 +28,7 @@ def starts(counts: Sequence[int]) -> list[int]:
 
 
 def carried_out(call: Call, xs: list[Array | None]) -> list[Array | None]:
-    """Return what a collective gives to each member of a group, from what each brings."""
+    """Return each member's result of a collective, from all inputs."""
     size, name, root = len(xs), call.collective, call.root or 0
     brought = [np.empty(0) if x is None else x for x in xs]
     counts = call.counts or (call.count,) * size
@@ -69,7 +69,7 @@ class Member:
         return found
 
     def go(self) -> None:
-        """Take all steps that need nobody else."""
+        """Take all steps that need no other member."""
         for number, chain in enumerate(self.chains):
             while self.position[number] < len(chain.steps):
                 step = chain.steps[self.position[number]]
@@ -157,7 +157,7 @@ def take(group: tuple[int, ...], members: list[Member], steps: list[tuple[int, S
 
 
 def check(call: Call, layout: Layout) -> None:
-    """Carry a call out through the plan, and compare with what it should give."""
+    """Carry a call out by its plan, and compare with the expected result."""
     size = layout.size
     counts = call.counts or (call.count,) * size
     cuts = call.collective in ("reduce_scatter", "scatter")

@@ -1,4 +1,4 @@
-"""The hierarchical transport: what holds for any, on members laid out as if on several hosts."""
+"""The hierarchical transport: the contract, with members laid out as if on several hosts."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_what_crosses_between_hosts_is_what_the_plan_says(namespaces: ProcessPoo
         for name, planned, crossed in calls:
             assert planned == crossed, (rank, name)
     everywhere = {name: sum(calls[i][1] for calls in seen) for i, (name, *_) in enumerate(seen[0])}
-    # Of 4 hosts, each has to send what it has reduced and to get what the others have: a ring's
-    # bytes, once for each host and not for each rank.
+    # Each of 4 hosts sends its reduced part and receives the others': a ring's bytes, once per host
+    # instead of per rank.
     assert everywhere["all_reduce 600000"] == 2 * (4 - 1) * 600000 * 4
     assert everywhere["barrier"] == 0
 
@@ -104,7 +104,7 @@ def test_waiting_for_a_message_drives_what_was_started_before(lay: Lay) -> None:
     def call(comm: Communicator) -> float:
         total = comm.all_reduce(np.full(300_000, 1.0 + comm.rank), async_op=True)
         got = np.zeros(1)
-        if comm.rank == 0:  # waits for what comes after the others' waits
+        if comm.rank == 0:  # waits for a message that follows the others' waits
             sources = []
             for _ in range(3):
                 message = comm.recv(got, source=ANY, tag=7, async_op=True)

@@ -32,7 +32,7 @@ def job(program: str, size: int, timeout: float = 60) -> Result:
 
 
 def failing(lines: str, size: int = 3, timeout: float = 20) -> list[str]:
-    """Run lines that end with `say`, and return what each rank said."""
+    """Run lines that end with `say`, and return each rank's output."""
     result = job(FAILURES.format(timeout=timeout) + lines, size)
     assert result.returncode == 0, result.stderr
     said = [line for line in result.stdout.splitlines() if line]

@@ -1,4 +1,4 @@
-"""The mpi transport's failures: who disagrees, leaves, aborts or does not come is named on all."""
+"""Failures over mpi: members that disagree, leave, abort or do not come are named on all."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class TestFailures:
     @pytest.fixture(scope="class")
     @classmethod
     def said(cls) -> dict[str, list[str]]:
-        """Return what the ranks said of each case, in their order."""
+        """Return the ranks' reports of each case, in their order."""
         result = job(FAIL.format(names=("something_else", "aborted", "no_room", *FINE)), 3)
         assert result.returncode == 0, result.stderr
         lines = [json.loads(line) for line in result.stdout.splitlines()]

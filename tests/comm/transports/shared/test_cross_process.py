@@ -1,4 +1,4 @@
-"""Members who read each other's memory: the one copy, where it is not allowed, and the end."""
+"""Members that read each other's memory: a single copy, forbidden reads, and ends."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_of_threads(case: str) -> None:
 
 
 def forbidden(how: str) -> None:
-    """Be a rank whose memory nobody reads, or that reads nobody's; make a call all the same."""
+    """Be a rank whose memory cannot be read, or that cannot read others'; make a call anyway."""
     import ctypes
     import os
 
@@ -49,7 +49,7 @@ def forbidden(how: str) -> None:
     from tests.comm.ranks.tables import SOON, before_the_table
 
     libc = ctypes.CDLL(None, use_errno=True)
-    if how == "kernel":  # not even of the same user, unless it may trace everybody
+    if how == "kernel":  # not even by the same user, unless it may trace all processes
         nothing = (ctypes.c_uint32 * 6)()
         assert libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), nothing) == 0
         assert libc.prctl(4, int(os.environ["ALLREDUCE_RANK"] == "0"), 0, 0, 0) == 0  # dumpable

@@ -1,4 +1,4 @@
-"""How much memory a process may have: the machine's, or what its control groups leave."""
+"""The memory that a process may have: the machine's, or the rest of its control groups'."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two members whose chunks take each other's places: what they copy, wherever it lies."""
+"""Two members that exchange chunks in place: results at every alignment."""
 
 from __future__ import annotations
 

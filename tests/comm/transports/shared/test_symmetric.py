@@ -28,7 +28,7 @@ def _dies_while_rank_0_allocates() -> None:
         comm.empty(1000)
     except errors.PeerLostError as error:
         print(time.monotonic() - start < 1.5, error, flush=True)
-    time.sleep(max(0, start + 2 - time.monotonic()))  # no survivor's end tells the others
+    time.sleep(max(0, start + 2 - time.monotonic()))  # no survivor's end informs the others
     os._exit(0)
 
 

@@ -22,7 +22,7 @@ class TestProcesses(Bounded, ContractOfProcesses, Symmetric):
         self, run: Runner
     ) -> None:
         said = run("slow")
-        if len(said) == 1:  # who is alone drives all
+        if len(said) == 1:  # a single member drives all
             return
         (line,), *others = said
         under_way = "all ranks have made the call, and it is still in progress here and on rank 1"

@@ -1,4 +1,4 @@
-"""How calls are told to tcp members: which way they take, and their signatures."""
+"""How calls reach tcp members: paths and signatures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How members that call are taken in over tcp, beside strangers that call too."""
+"""Accepting connections of members over tcp, among strangers' connections."""
 
 from __future__ import annotations
 

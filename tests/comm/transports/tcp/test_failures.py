@@ -1,4 +1,4 @@
-"""On tcp, too, nothing hangs in silence: who disagrees, dies, leaves, or sleeps is named."""
+"""Failures over tcp: members that disagree, die, leave or are stopped are named."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.comm.core import test_forks
 from tests.comm.failures import test_endings, test_failures, test_mismatch
 from tests.harness import run_ranks, settle_threads, world_of_one
 
-# What is promised of any transport.
+# Tests of every transport.
 test_both_calls = test_mismatch.test_members_that_disagree_all_say_so_and_no_output_is_touched
 test_lines = test_mismatch.test_each_side_of_a_disagreement_has_its_own_line
 test_lines_without_wait = (

@@ -1,6 +1,6 @@
-"""Frames that nobody should send: a member says that its peer is lost, and nothing else happens.
+"""Invalid frames: a member reports that its peer is lost, and nothing else happens.
 
-The peer of a real member is this test, which writes frames, broken ones among them, to its sockets.
+This test plays the peer of a real member, and writes valid and broken frames to its sockets.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CHAIN = ((1, 1, 1, 0, COUNT, None, None), PATHS.index("chain"), 0, 1 << 18)
 
 @dataclass
 class Peer:
-    """What plays member 1: its sockets for words and data, and the real member 0."""
+    """A played member 1: its sockets for control and data, and the real member 0."""
 
     member: _native.TcpMember
     words: socket.socket

@@ -1,4 +1,4 @@
-"""Only members of the job get a connection; whoever else calls is dropped and logged."""
+"""Only members of the job get a connection; others are dropped and logged."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def hello_with(nonce: bytes) -> bytes:
 
 
 def shake(caller: Credentials, hello: Hello = HELLO) -> tuple[Any, Any]:
-    """Let a caller and a listener shake hands; returns what each returned or raised."""
+    """Let a caller and a listener shake hands; return both results or errors."""
     ours, theirs = socket.socketpair()
     outcomes: list[Any] = [None, None]
 
@@ -168,7 +168,7 @@ def meet(
 
 
 def address_of(world: World) -> tuple[str, int]:
-    """Return where a rank listens, once it has told."""
+    """Return a rank's address once it is published."""
     facts = json.loads(world.store.get(f"1/tcp/meeting/{world.rank}", 5))
     return facts[2], facts[3]
 
@@ -322,7 +322,7 @@ def test_a_rank_with_another_secret_is_refused() -> None:
 
 @pytest.fixture(params=[0, 8])
 def caller(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """Rank 1, while rank 0 stands still: it accepts nobody; its kernel does, or does not either."""
+    """Rank 1, while rank 0 is stopped: only its kernel accepts connections, or nothing does."""
     with socket.create_server(("127.0.0.1", 0), backlog=request.param) as still:
         address = still.getsockname()
         with contextlib.nullcontext() if request.param else socket.create_connection(address):

@@ -1,4 +1,4 @@
-"""What sockets of the tcp transport are made with."""
+"""Options of the tcp transport's sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that everybody has begun over tcp complete, though a later one has gone wrong already."""
+"""Calls that all members have begun over tcp complete, although a later one has failed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.comm.transports.tcp.test_frames import (
 from tests.comm.transports.tcp.test_members import words_of
 from tests.harness import run_threads
 
-# A broadcast from member 1, one chunk, and a barrier: what one member does is all it has to know.
+# A broadcast from member 1, one chunk, and a barrier: each member needs only its own part.
 BROADCAST = ((COLLECTIVES.index("broadcast"), 0, 1, 1, frames.COUNT, None, None), 1, 0, 1 << 18)
 BARRIER = ((COLLECTIVES.index("barrier"), 0, 0, 0, 0, None, None), 0, 0, 1 << 18)
 OTHER = SIGNATURE.replace(b"all_reduce", b"barrierish")

@@ -1,4 +1,4 @@
-"""One member of tcp among peers that this test plays: how it ends, and what it does in need."""
+"""One member of tcp among peers played by this test: its end, and shortages."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from tests.harness import run_ranks
 
 
 def _dies_half_connected(folder: str) -> None:
-    """Rank 1 connects to rank 2 and dies before it calls rank 0, who gives up before 2 begins."""
+    """Rank 1 connects to rank 2 and dies before it calls rank 0, which gives up before 2 begins."""
     import os
     import signal
     import time
