@@ -1,11 +1,11 @@
-"""Bound what it costs that members always compare their calls.
+"""Bound the cost of comparing members' calls.
 
     python -m allreduce.run -n 2 benchmarks/agreement.py
 
-The check has no switch to be timed with and without. But an all_reduce of no elements does all that
-a large one does besides its data: it is checked, posted and compared with those of all members. So
-it takes longer than what the check adds to the large one, beside which it is timed, in turn in one
-run. (Most of it would be there without the check: members have to meet.)
+The check cannot be switched off. But an all_reduce without elements does everything except moving
+data: it is checked, posted and compared with all members' calls. So its time is an upper bound of
+the check's cost in a large call, which is timed alternately in the same run. (Most of it is not the
+check: members have to meet.)
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from allreduce.comm import Communicator, init
 
 
 def measure(comm: Communicator, nbytes: int, seconds: float) -> list[Timing]:
-    """Time a large call and one of nothing; a collective call.
+    """Time a large call and an empty one; a collective call.
 
     Args:
-        comm: Between whom.
-        nbytes: Of one rank's input of the large call.
-        seconds: How long to go on, roughly.
+        comm: The communicator.
+        nbytes: The bytes of one rank's input of the large call.
+        seconds: The approximate duration.
     """
     cases = [Case("all_reduce", "float32", comm.size, each) for each in (nbytes, 0)]
     contestants = [each for case in cases for each in ours.contestants(comm, case)]
@@ -36,7 +36,7 @@ def measure(comm: Communicator, nbytes: int, seconds: float) -> list[Timing]:
 
 
 def show(timings: Sequence[Timing], where: str) -> None:
-    """Print what all take, and what a call of nothing is of the large ones."""
+    """Print all times, and the empty call's share of the large ones."""
     nothing = min(timing.median for timing in timings if timing.nbytes == 0)
     print(f"all_reduce, float32 sum, {where}; microseconds, median (and 99 %)")
     for timing in timings:

@@ -1,6 +1,6 @@
-"""What is measured: a collective on so many bytes, and what has to come out.
+"""The cases: a collective, its bytes, and the expected result.
 
-Needs NumPy alone: peers that cannot share a process with us read it in environments of their own.
+Needs only NumPy: peers that cannot share our process import it in their own environments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SIZES = (8, 256, 4 * KIB, 32 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
 DTYPES = ("float32", "float16", "bfloat16")
-LEFT_OUT = "left out: "  # begins what is said about cases that are not measured
+LEFT_OUT = "left out: "  # the prefix of messages about cases that are not measured
 
 # The others are about bandwidth; what they cost in latency, all_reduce shows.
 _OTHERS_SMALLEST, _OTHERS_LARGEST = 256 * KIB, 64 * MIB
@@ -35,9 +35,9 @@ class Case:
 
     Args:
         collective: Its name in `Communicator`.
-        dtype: Of the elements.
-        ranks: How many take part.
-        nbytes: Of one rank's input.
+        dtype: The dtype of the elements.
+        ranks: The number of ranks.
+        nbytes: The bytes of one rank's input.
     """
 
     collective: str
@@ -77,7 +77,7 @@ class Case:
         return np.resize(np.roll(np.arange(length), -rank).astype(self.numpy_dtype), self.count)
 
     def expected(self, rank: int) -> Array:
-        """Return the output that the rank has to get, `(out_count,)`."""
+        """Return the rank's expected output, `(out_count,)`."""
         share = self.count // self.ranks
         own = slice(rank * share, (rank + 1) * share)
         if self.collective == "broadcast":
@@ -94,7 +94,7 @@ class Case:
     def fits(self) -> bool:
         """Whether the arrays of all ranks take half of the machine's memory at most.
 
-        The same on all ranks: installed memory counts, not what happens to be free.
+        Equal on all ranks: it considers installed memory, not free memory.
         """
         installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         each = max(self.nbytes, self.out_count * self.numpy_dtype.itemsize)
@@ -102,7 +102,7 @@ class Case:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what says which cases are wanted, and how thoroughly."""
+    """Add options for the cases and their precision."""
     parser.add_argument("--seconds", type=float, default=2.0, help="per case")
     parser.add_argument("--smallest", type=int, help="bytes of a rank's input")
     parser.add_argument("--largest", type=int, help="bytes of a rank's input")

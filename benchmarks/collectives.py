@@ -1,4 +1,4 @@
-"""Time collectives beside other libraries'.
+"""Compare the speed of collectives with other libraries.
 
     mpirun -n 2 python benchmarks/collectives.py                  # beside this mpirun's MPI
     python benchmarks/collectives.py --peers                      # beside everybody, and so:
@@ -9,15 +9,15 @@
 Each run rewrites the inputs, meets in a barrier of the contestant's own kind, and times one call,
 in place if it is an all_reduce or a broadcast; a run's time is the slowest rank's. Results are
 checked. Ours runs on `comm.empty` memory and on ordinary NumPy arrays, the peers on ordinary ones.
-An MPI takes turns with us in the same processes, in another order each round; the others run right
-after us. The probes are the machine's own limits: native code without a protocol, in turns with the
-rest. One is of an all_reduce in memory that all ranks map; the other of private arrays, which go
-through rings or are copied by the kernel: the fastest of several ways and chunks (of more than two
-ranks, what copies by the kernel only). Figures of further peers, ranks and sizes are put beside
-those that a file has with --add.
+An MPI alternates with us in the same processes, in another order each round; other libraries run
+right after us. The probes measure the machine's limits: native code without a protocol, alternating
+with the rest. One is of an all_reduce in memory that all ranks map; the other of private arrays,
+which go through rings or are copied by the kernel: the fastest of several ways and chunks (of more
+than two ranks, what copies by the kernel only). Figures of further peers, ranks and sizes are put
+beside those that a file has with --add.
 
-With --peers each library gets a virtual environment, made once, in a folder outside the checkout.
-Sizes are those of one rank's input. float16 and bfloat16 are ours alone, beside our float32.
+With --peers each library gets a virtual environment, created once, outside the checkout.
+Sizes are those of one rank's input. float16 and bfloat16 are compared only with our float32.
 """
 
 from __future__ import annotations

@@ -21,12 +21,12 @@ _PANEL_CURVES = 8  # a panel with more is split
 
 @dataclass(frozen=True)
 class Run:
-    """The timings of one peer and of ours, measured in turns.
+    """The timings of one peer and of ours, measured alternately.
 
     Args:
         peer: The name of the peer's timings.
         about: The version that the peer's library reports.
-        timings: Of both, from one run or from two consecutive ones.
+        timings: The timings of both, from one run or from two consecutive ones.
         revision: The date, and our commit.
     """
 

@@ -1,4 +1,4 @@
-"""How contestants are timed: in turns, on rewritten inputs, the slowest rank counting."""
+"""Time contestants: alternately, on rewritten inputs; the slowest rank counts."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Contestant:
     """One way to carry out a case.
 
     Args:
-        name: Who it is.
-        case: What it does.
-        refill: Writes a rank's input.
-        barrier: Meets the other ranks, in the contestant's own way.
-        call: What is timed.
+        name: The contestant's name.
+        case: The case.
+        refill: Rewrites a rank's input.
+        barrier: The contestant's own barrier.
+        call: The timed call.
         result: Returns the output of the last call, as a NumPy array.
     """
 
@@ -50,7 +50,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Timing:
-    """What one contestant took for one case."""
+    """The times of one contestant in one case."""
 
     collective: str
     dtype: str
@@ -63,7 +63,7 @@ class Timing:
 
     @property
     def place(self) -> tuple[str, int, int]:
-        """What contestants have to share to be comparable."""
+        """The settings that contestants share."""
         return self.collective, self.ranks, self.nbytes
 
 
@@ -73,7 +73,7 @@ def hold(
     seconds: float,
     slowest: Callable[[Array], Array],
 ) -> list[Timing]:
-    """Time all contestants of one size in turns, and check what they computed.
+    """Time all contestants of one size alternately, and check their results.
 
     Args:
         contestants: Their cases differ in the type of elements at most.
@@ -110,10 +110,10 @@ def _rounds(contestants: Sequence[Contestant], sources: Mapping[Case, Array], ru
 
 
 def turns(count: int, number: int) -> list[int]:
-    """Return in which order contestants run in a round.
+    """Return the order of contestants in a round.
 
-    In 2·count rounds everybody follows every other one equally often: one that always followed the
-    same one would find the caches, and the other ranks, always as that one leaves them. (E. J.
+    In 2·count rounds each contestant follows every other one equally often. Otherwise it would
+    always find the caches and the other ranks in the state that the same contestant leaves. (E. J.
     Williams, "Experimental Designs Balanced for the Estimation of Residual Effects of Treatments",
     1949.)
     """
@@ -135,16 +135,16 @@ def _timing(contestant: Contestant, seconds: list[float]) -> Timing:
 
 
 def p99(seconds: Sequence[float]) -> float:
-    """Return what 99 of 100 runs did not exceed; the longest of fewer."""
+    """Return the 99th percentile; of fewer than 100 runs the longest."""
     return sorted(seconds)[min(len(seconds) - 1, int(len(seconds) * 0.99))]
 
 
 def dump(timings: Sequence[Timing], about: str, path: Path) -> None:
-    """Write timings for whoever started this process.
+    """Write timings for the process that started this one.
 
     Args:
-        timings: All of the run's.
-        about: Which library was measured, in its own words.
+        timings: All timings of the run.
+        about: The library's own description.
         path: The file.
     """
     rows = [asdict(timing) for timing in timings]
@@ -152,6 +152,6 @@ def dump(timings: Sequence[Timing], about: str, path: Path) -> None:
 
 
 def load(path: Path) -> tuple[list[Timing], str]:
-    """Read what `dump` wrote: the timings, and the library's own words."""
+    """Read the file of `dump`: the timings, and the library's description."""
     read = json.loads(path.read_text())
     return [Timing(**row) for row in read["timings"]], str(read["about"])

@@ -1,4 +1,4 @@
-"""Profile a step of the digits example where processes share cores: who costs what, and who waits.
+"""Profile a step of the digits example on shared cores: costs and waits per process.
 
     python -m allreduce.run -n 8 benchmarks/crowded.py
     python -m allreduce.run -n 2 benchmarks/crowded.py
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _native_part(apart: ours.Ours, batch: tuple[np.ndarray, ...]) -> Step:
-    """Return what carries out a step that has run, without what is around its instructions."""
+    """Return the bound program of a step that has run, without the code around it."""
     compiled = current_replicator().latest(apart._step)
     assert compiled is not None, "a step has run"
     bound = compiled.executors[0].latest

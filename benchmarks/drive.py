@@ -1,4 +1,4 @@
-"""Run every peer in an environment of its own, ours beside it, and put the figures together."""
+"""Run every peer in its own environment, together with ours, and combine the figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNPREPARED = (jobs.JobError, subprocess.CalledProcessError)
 
 
 def drive(options: argparse.Namespace) -> None:
-    """Measure beside the peers that the options name; print and write what comes out.
+    """Compare with the peers that the options name; print and write the results.
 
     Raises:
         SystemExit: Some of it could not be measured; the rest is reported first.
@@ -57,7 +57,7 @@ class _Driver:
         self._environments = Environments(options.environments)
 
     def attempt(self, what: str, measure: Callable[..., Run], *arguments: object) -> None:
-        """Add a run; a failure is told and kept, so that the others still are measured."""
+        """Add a run; report a failure, and continue with the others."""
         print(f"{what} ...", file=sys.stderr, flush=True)
         try:
             self.runs.append(measure(*arguments))
@@ -66,7 +66,7 @@ class _Driver:
             self.failed.append(what)
 
     def beside(self, name: str, ranks: int) -> Run:
-        """Measure ours and one peer: in turn in one job, or in two jobs, ours first."""
+        """Measure ours and one peer: alternately in one job, or in two jobs, ours first."""
         peer = PEERS[name]
         carried = [each for each in self._options.collectives if each in peer.carries]
         if not carried:
@@ -86,7 +86,7 @@ class _Driver:
         return Run(peer.title, about, [*ours, *theirs], current())
 
     def types(self, name: str, ranks: int, types: Sequence[str]) -> Run:
-        """Measure ours alone, with further types of elements beside float32."""
+        """Measure only ours, with further dtypes besides float32."""
         python = self._environments.python(name, PEERS[name])
         smallest = max(_TYPES_SMALLEST, self._options.smallest or 0)
         cases = [*self._cases(["all_reduce"]), "--dtypes", *types, "--smallest", str(smallest)]
@@ -100,7 +100,7 @@ class _Driver:
         return self._job(peer, [[*start, *self._ours(cases)]])
 
     def _job(self, peer: Peer, commands: Sequence[Sequence[str]]) -> tuple[list[Timing], str]:
-        """Run a job, and return what its rank 0 wrote."""
+        """Run a job, and return the file of its rank 0."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "timings.json"
             said = jobs.run(

@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 DEFAULT_FOLDER = Path("~/.cache/allreduce-bench").expanduser()
 _OURS = ("allreduce", "strategies", "kernels", "pyproject.toml", "README.md")  # makes the wheel
 _NEEDED = ("numpy", "ml_dtypes")  # bfloat16 arrays are ml_dtypes'
-_BUILDERS = ("cmake", "ninja")  # what the build system would fetch
+_BUILDERS = ("cmake", "ninja")  # the packages that the build system would fetch
 
 
 class Environments:
@@ -47,8 +47,8 @@ class Environments:
         if _stamp(place, "ours") != self._digest:
             _say(f"{name}: installing this checkout into {place}")
             wheel = self._built()
-            _pip(python, "install", str(wheel))  # with what it needs
-            # The version may be that of the one before, and pip would leave it.
+            _pip(python, "install", str(wheel))  # with its dependencies
+            # pip would keep an installed package of the same version.
             _pip(python, "install", "--force-reinstall", "--no-deps", str(wheel))
             (place / "ours").write_text(self._digest)
         return python
@@ -69,7 +69,7 @@ class Environments:
         return python
 
     def _built(self) -> Path:
-        """Build the wheel in folders that are kept, so that only what has changed is compiled."""
+        """Build the wheel in persistent folders, so that only changed files are compiled."""
         folder = self._folder / "wheels" / self._digest
         if not list(folder.glob("allreduce-*.whl")):
             project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
@@ -80,7 +80,7 @@ class Environments:
 
 
 def _digest() -> str:
-    """Return what changes with any file that the wheel is made of."""
+    """Return a digest of all files of the wheel."""
     digest = hashlib.sha256()
     for name in _OURS:
         top = REPOSITORY / name

@@ -1,4 +1,4 @@
-"""What ours is to reach, as data, and how far it gets."""
+"""Goals as data, and the measured figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RATIOS = {
     ("chain", 1, "numpy"): 4.0,
     ("adam", 2, "pytorch"): 4.0,
 }
-# Of what has no peer: the goal, and whether it is the most that the figure may be.
+# Without a peer: the goal, and whether it is an upper limit.
 FIGURES = {
     "weak scaling": (0.95, False),
     "samples/s of 2 devices ÷ of one": (1.8, False),
@@ -33,16 +33,17 @@ FIGURES = {
     "µs per instruction": (0.5, True),
     "samples/s of 8 processes ÷ of 2": (0.9, False),
 }
-# What the machine gives processes that have nothing to do with each other bounds all others.
-_APART = ("apart", "threads", "bandwidth")  # who does other work than the rest
+# The speed of independent processes bounds all others.
+_APART = ("apart", "threads", "bandwidth")  # sides with other work than the rest
 _SCALING = {"ours": "weak scaling", "apart": "weak scaling without communication"}
-# Whose samples per second are told as a multiple of those of one replica by itself, as what.
+# Sides whose samples per second are reported as a multiple of one separate replica's, and the
+# label.
 _MULTIPLES = {"devices": "devices", "threads": "threads that never meet"}
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One side in one case, beside ours with as many processes."""
+    """One side in one case, and ours with as many processes."""
 
     case: str
     contestant: str
@@ -83,7 +84,7 @@ class Figure:
 
 
 def standings(case: str, found: Sequence[Measured], revision: Revision) -> list[Standing]:
-    """Put the sides of a case beside ours."""
+    """Compare the sides of a case with ours."""
     workload = WORKLOADS[case]
     ours = {each.ranks: each.median for each in found if each.trainer == "ours"}
     made = []
@@ -111,7 +112,7 @@ def standings(case: str, found: Sequence[Measured], revision: Revision) -> list[
 
 
 def figures(case: str, found: Sequence[Measured], revision: Revision) -> list[Figure]:
-    """Return what else the sides of a case tell."""
+    """Return the other figures of a case's sides."""
     title = WORKLOADS[case].title
     return [
         Figure(title, f"{what}{detail}", value, *_goal(what), revision)
@@ -124,7 +125,7 @@ def _goal(what: str) -> tuple[float | None, bool]:
 
 
 def _figures(case: str, found: Sequence[Measured]) -> Iterator[tuple[str, str, float]]:
-    """Yield what was measured, a detail of it, and the value."""
+    """Yield the quantity, a detail, and the value."""
     medians = {(each.trainer, each.ranks): each.median for each in found}
     for trainer, ranks in medians:
         alone = medians.get(("ours" if trainer in (*_SCALING, *_MULTIPLES) else trainer, 1))
@@ -155,7 +156,7 @@ def _figures(case: str, found: Sequence[Measured]) -> Iterator[tuple[str, str, f
 
 
 def check_losses(case: str, found: Iterable[Measured]) -> None:
-    """Make sure that all who train in a case with as many processes do the same work.
+    """Check that all sides of a case with as many processes do the same work.
 
     Raises:
         AssertionError: Losses of the first steps differ by more than the case allows.

@@ -1,4 +1,4 @@
-"""What a JIT for chains of operations would cost in start-up, and give: beside the own tile loops.
+"""Compare a JIT for chains of operations with the own tile loops: start-up cost and gain.
 
     pip install numba numexpr
     python benchmarks/jit.py

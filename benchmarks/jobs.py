@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _POLL_SECONDS = 0.05
-_TAIL = 2000  # characters of what a failed process said
+_TAIL = 2000  # characters of a failed process's output
 
 
 class JobError(RuntimeError):
-    """A job failed or did not end; the message has what its process said last."""
+    """A job failed or did not end; the message has the end of its output."""
 
 
 def run(
@@ -32,7 +32,7 @@ def run(
         deadline: Seconds after which they are killed.
 
     Returns:
-        What they have said.
+        Their outputs.
 
     Raises:
         JobError: One ended with a failure, upon which the others are killed, or time ran out.
@@ -74,7 +74,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _outcome(processes: Sequence[subprocess.Popen[bytes]], deadline: float) -> str:
-    """Wait for all processes; returns what went wrong, or ""."""
+    """Wait for all processes; return a description of failures, or ""."""
     end = time.monotonic() + deadline
     while time.monotonic() < end:
         codes = [process.poll() for process in processes]

@@ -1,12 +1,12 @@
-"""Time what many ranks on one host take to be ready: started, imported, joined, first call done.
+"""Time the start of many ranks on one host: process, imports, joining, first call.
 
     python -m allreduce.run -n 32 benchmarks/joining.py
     mpirun -n 32 python benchmarks/joining.py
     mpirun -n 32 python benchmarks/joining.py --side mpi4py
 
-Seconds from the first rank's start until the last one was there, and what of the processor each
-rank took until then. NumPy's import is told apart: it is what every program that computes waits
-for. `--side gloo` needs PyTorch.
+Prints the seconds from the first rank's start until the last one was ready, and each rank's
+processor time until then. NumPy's import is listed separately, because every numeric program waits
+for it. `--side gloo` needs PyTorch.
 """
 
 from __future__ import annotations

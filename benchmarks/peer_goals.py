@@ -1,4 +1,4 @@
-"""Print how many times as long peers take as ours, beside what that is to be, as Markdown tables.
+"""Print the ratio of peers' times to ours, with the goals, as Markdown tables.
 
     python benchmarks/peer_goals.py                     # of benchmarks/results/peers-2, -8
     python benchmarks/peer_goals.py build/peers.json     # of what collectives.py --out has written
@@ -30,7 +30,7 @@ Ratios = Mapping[Key, Comparison]
 
 @dataclass(frozen=True)
 class Goal:
-    """What all_reduce is to reach, on so many ranks at such sizes.
+    """A goal of all_reduce for these numbers of ranks and sizes.
 
     Args:
         ranks: How many.
@@ -107,7 +107,7 @@ def others(ratios: Ratios) -> Iterator[list[str]]:
 def _cell(
     ratios: Ratios, places: Sequence[Key], goals: Mapping[str, float], told: bool = True
 ) -> str:
-    """Write the least ratios of some places beside their goals; nothing where one is unknown."""
+    """Format the least ratios of some places with their goals; "" if one is unknown."""
     if any(place not in ratios for place in places):
         return ""
     parts = []

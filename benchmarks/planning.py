@@ -1,10 +1,10 @@
-"""Time what a step costs before it runs: trace, gradient, placement, passes, partition, schedule.
+"""Time the preparation of a step: trace, gradient, placement, passes, partition, schedule.
 
     python benchmarks/planning.py
 
 A deep network of element-wise and matrix operators on two devices, a variable that is changed again
 and again, and an update of many variables in many buckets, each of about 1,000 to 10,000 nodes.
-What one node costs shows whether times grow as the nodes do.
+The time per node shows whether times grow linearly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-// What the probes of the machine's limit share: barriers that spin, and a clock between them.
+// Shared by the probes of the machine's limit: spinning barriers, and a clock.
 #pragma once
 
 #include <sched.h>
@@ -26,11 +26,11 @@ inline void relax() {
 #endif
 }
 
-// Who takes part, and how its processes meet.
+// The participants of a probe, and their barriers.
 struct Crew {
   Arrival* arrivals;
   int rank, ranks;
-  bool roomy;  // whether each process has a core of its own
+  bool roomy;  // whether each process has its own core
 
   void meet() const {
     const std::uint64_t mine = arrivals[rank].count.load(std::memory_order_relaxed) + 1;

@@ -1,7 +1,7 @@
-"""The machine's own limit, probed by native code in the very processes that take part.
+"""The machine's limit, probed by native code in the measured processes.
 
-Memory and compiled code travel as descriptors that the ranks open through /proc, so that nothing
-has a name that could be left behind.
+Memory and compiled code are passed as descriptors that the ranks open through /proc, so that no
+named file can be left behind.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PRIVATE = {"all_reduce": 0, "all_gather": 1, "broadcast": 2, "all_to_all": 3}
 class _Native(Contestant):
     """A contestant that times itself: a call from Python would cost as much as a small one."""
 
-    region: mmap.mmap | None = None  # what native code has the address of
+    region: mmap.mmap | None = None  # objects whose addresses native code holds
 
     def run(self, source: Array) -> float:
         """Do one run; returns its seconds on this rank."""
@@ -149,7 +149,7 @@ class Probe:
         return _native(PRIVATE_PROBE, case, x, out, lambda: act(*arguments), region)
 
     def _roomy(self) -> int:
-        """Say whether each rank has a core of its own; launchers may bind each to one."""
+        """Return whether each rank has its own core; launchers may bind each to one."""
         return int(self._comm.size <= (os.cpu_count() or 1))
 
 

@@ -1,4 +1,4 @@
-// Two processes that exchange what they have, with one synchronisation for each chunk.
+// Two processes that exchange their data, with one synchronisation per chunk.
 //
 // What a process has read in a ring it fills with its own next chunk: the place changes hands, and
 // with the next lap through the ring it changes back. So each cache line crosses once for each
@@ -72,7 +72,7 @@ std::size_t take_lines(std::byte* out, std::byte* place, const std::byte* own,
   return at;
 }
 
-// What lies before the first whole line of a place, and behind the last one.
+// The parts before the first whole line of a place, and after the last one.
 void take_rest(std::byte* out, std::byte* place, const std::byte* own, const std::byte* next,
                std::size_t bytes) {
   for (std::size_t at = 0; at < bytes; at += sizeof(float)) {

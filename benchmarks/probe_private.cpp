@@ -1,6 +1,6 @@
 // The machine's own limit for collectives on private arrays: no protocol, no checks.
 //
-// What is private has to be moved once more than what is shared. There are two ways: through rings
+// Private data has to be moved once more than shared data. There are two ways: through rings
 // in shared memory, which one process writes and another reads; or by process_vm_readv, with which
 // the kernel copies straight out of the other process. Both are here, and what two processes can do
 // in rings besides is in probe_exchange.cpp; whoever times them takes the fastest. Spinning
@@ -54,8 +54,8 @@ void renew(std::byte* out, std::byte* ring, const std::byte* next, std::size_t b
   }
 }
 
-// In place, through the rings: each process copies in what the others are to add, adds its own
-// slice of a chunk into all rings, and copies the rest out.
+// In place, through the rings: each process copies in the data that others add, adds its own slice
+// of a chunk into all rings, and copies the rest out.
 void all_reduce_by_rings(const Job& job) {
   const Crew& crew = job.crew;
   std::byte* own = job.ring(crew.rank);

@@ -1,5 +1,5 @@
-// What the ways of the private probe share: who takes part, where its arrays and rings lie, and
-// what a process gives to another.
+// Shared by the private probe's algorithms: the participants, the addresses of arrays and rings,
+// and the parts that processes exchange.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace probe {
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kRing = 512 << 10;  // bytes of a process's ring
 
-// What a process has told of itself, in the region that all of them map.
+// A process's addresses, in the region that all of them map.
 struct alignas(64) Owner {
   std::uint64_t process, address;
   std::atomic<std::uint64_t> given;  // chunks that it has exchanged, in all calls
@@ -42,7 +42,8 @@ struct Job {
 
 enum Collective { kAllReduce, kAllGather, kBroadcast, kAllToAll };
 
-// What a process gives to another: where it lies in the giver's input and in the taker's output.
+// A part that one process sends to another: its place in the sender's input and in the receiver's
+// output.
 struct Part {
   std::size_t from, to, bytes;
 };

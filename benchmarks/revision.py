@@ -28,7 +28,7 @@ def current() -> Revision:
 
 
 def _git(*arguments: str) -> str:
-    """Return what git says; nothing where this is no checkout."""
+    """Return git's output; "" outside of a checkout."""
     try:
         told = subprocess.run(
             ["git", "-C", str(REPOSITORY), *arguments], capture_output=True, text=True, check=True

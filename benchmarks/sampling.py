@@ -72,7 +72,7 @@ def take_part(options: argparse.Namespace) -> None:
         rounds.run(10)
         each = sum(map(sum, rounds.taken)) / 10
         batch = int(comm.broadcast_object(max(1, int(_BATCH_SECONDS / each))))
-        rounds.run(batch)  # the first reach memory that nobody has touched
+        rounds.run(batch)  # the first calls touch memory for the first time
         rounds.taken.clear()
         if comm.rank:
             while comm.broadcast_object(None):
@@ -92,7 +92,7 @@ def take_part(options: argparse.Namespace) -> None:
 
 
 def _report(rounds: Rounds, data: Path) -> None:
-    """Print what a round's microseconds went into."""
+    """Print the parts of a round's time."""
     report = subprocess.run(
         ["perf", "report", "-i", data, "--stdio", "--no-children", "--sort", "symbol"],
         capture_output=True,
@@ -110,7 +110,7 @@ def _report(rounds: Rounds, data: Path) -> None:
 
 
 def shares(report: str) -> list[tuple[float, str]]:
-    """Read the functions of 1 % and more, with their shares, in what perf has reported."""
+    """Parse perf's report: functions of 1 % and more, with their shares."""
     found = []
     for row in filter(None, map(_ROW.match, report.splitlines())):
         name = _NOISE.sub("", row[3]) + (" (kernel)" if row[2] == "k" else "")

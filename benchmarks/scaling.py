@@ -139,7 +139,7 @@ def _of_devices(count: int) -> None:
 
 
 def _on_devices(devices: Sequence[str]) -> Marked:
-    """Make steps of a network of its own, mirrored over devices."""
+    """Make steps of a separate network, mirrored over devices."""
     case, strategy = WORKLOADS["mlp"], ar.MirroredStrategy(devices)
     with strategy.scope():
         step = ours.STEPS["mlp"](case)
@@ -157,7 +157,7 @@ def _frames(replicator: Replicator, step: Any) -> list[BoundProgram]:
 
 
 def _show(apart: np.ndarray, together: np.ndarray) -> None:
-    """Print what steps consist of: of shape (process, step, moment)."""
+    """Print the parts of steps: of shape (process, step, moment)."""
     last = together[..., 2].max(axis=0)
     rows = {
         "apart: a step": apart[..., 3] - apart[..., 0],

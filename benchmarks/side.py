@@ -1,6 +1,6 @@
-"""One process of a contestant of benchmarks/training.py: it trains when it is told to.
+"""One process of a contestant of benchmarks/training.py: it trains on request.
 
-Needs NumPy alone, and what the contestant itself needs: peers run it in environments of their own.
+Needs only NumPy and the contestant's packages: peers run it in their own environments.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from trainers import TRAINERS
 
-Batches = Iterator[tuple[Any, ...]]  # each is what a side's step is called with
+Batches = Iterator[tuple[Any, ...]]  # each is the arguments of a side's step
 
 
 class Side(Protocol):
@@ -29,10 +29,10 @@ class Side(Protocol):
         """Do one step; returns what `number` makes a number of."""
 
     def number(self, result: Any) -> float:
-        """Return this process's loss, or what else shows what a step has computed."""
+        """Return this process's loss, or another result of the step."""
 
     def figures(self, seconds: float) -> dict[str, float]:
-        """Measure what is not a step's time, for about so long; a collective call."""
+        """Measure other figures than a step's time, for about this long; a collective call."""
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--ports", type=int, nargs="+", required=True, help="free ones, one each")
     options = parser.parse_args()
     sides = _sides(options)
-    if len(sides) == 1:  # in the main thread, as some libraries want it
+    if len(sides) == 1:  # in the main thread, as some libraries require
         _meet(options.address, *sides[0])
         return
     with ThreadPoolExecutor(len(sides)) as threads:
@@ -52,9 +52,9 @@ def main() -> None:
 
 
 def _sides(options: argparse.Namespace) -> list[tuple[int, Side, Batches]]:
-    """Build what is to train here; returns of each how many replicas it has, and its samples.
+    """Build the models to train here; return each one's number of replicas, and its samples.
 
-    A thread that trains by itself takes its turns as a process does.
+    A thread that trains separately takes turns like a process.
     """
     trainer = TRAINERS[options.trainer]
     # First: allreduce may choose other kernels of NumPy's, if that is not imported yet.
@@ -88,7 +88,7 @@ def _meet(address: str, replicas: int, side: Side, batches: Batches) -> None:
 
 
 def _take_turns(talk: Any, side: Side, batches: Batches) -> None:
-    """Do what is asked, line by line, until nobody asks any more."""
+    """Carry out requests, line by line, until the end of the input."""
     for line in talk:
         task, amount = json.loads(line)
         if task == "steps":

@@ -64,8 +64,8 @@ def main() -> None:
 def draw(recorded: Path, picture: Path) -> None:
     """Draw a median step of a timeline: a bar per instruction, a lane per stream.
 
-    A collective is pale until the replica waits for it: nobody knows how much goes on by then, and
-    in shared memory nothing does.
+    A collective is pale until the replica waits for it: its progress until then is unknown, and in
+    shared memory there is none.
     """
     import matplotlib.pyplot as plt
     from matplotlib.patches import Patch

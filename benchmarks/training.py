@@ -1,14 +1,14 @@
-"""Time training steps beside other libraries' and beside loops written by hand.
+"""Compare training steps with other libraries and with hand-written loops.
 
     python benchmarks/training.py                          # beside NumPy: all that is at hand here
     python benchmarks/training.py --peers                  # beside PyTorch and TensorFlow, too
     python benchmarks/training.py --peers pytorch --cases mlp conv --seconds 6
 
 Each side of a case is one process or several, with one BLAS thread each, or as many threads of one
-process, that live as long as the case does. They train in turn, for a fraction of a second each
-time, while all others sleep; a step is over when the last one is done with it. Everybody starts
-from the same weights and gets the same samples, new ones in each step, and the losses of the first
-steps are compared.
+process, that live as long as the case does. They train alternately, for a fraction of a second each
+time, while all others sleep; a step ends when its last process is done. All start from the same
+weights and gets the same samples, new ones in each step, and the losses of the first steps are
+compared.
 
 With --peers each library gets a virtual environment, made once, in a folder outside the checkout.
 """
@@ -60,10 +60,10 @@ def main() -> None:
 
 
 def check_update(options: argparse.Namespace, measured: Container[str]) -> None:
-    """Refuse to drop rows of those who would not be measured.
+    """Refuse to drop rows of sides that would not be measured.
 
     Raises:
-        SystemExit: There are such.
+        SystemExit: There are such rows.
     """
     sides = {
         WORKLOADS[case].title: {
@@ -81,7 +81,7 @@ def check_update(options: argparse.Namespace, measured: Container[str]) -> None:
 
 
 def pythons(peers: list[str], folder: Path) -> dict[str, Path]:
-    """Return whose interpreter runs which side; installs what is missing."""
+    """Return the interpreter of each side; install missing packages."""
     found = {name: Path(sys.executable) for name in HERE}
     needed = [(name, TRAINERS[name]) for name in peers if name not in HERE]
     if needed:
@@ -96,7 +96,7 @@ def pythons(peers: list[str], folder: Path) -> dict[str, Path]:
 
 
 def _run(options: argparse.Namespace, interpreters: dict[str, Path]) -> list[str]:
-    """Measure all cases, print and write what comes out; returns those that failed."""
+    """Measure all cases, print and write the results; return the failed ones."""
     failed, made, figures = [], [], []
     measured = revision.current()
     for case in options.cases:

@@ -1,6 +1,6 @@
-"""The sides of a case as processes that live as long as it does, and train in turn, never at once.
+"""The sides of a case: long-lived processes that train alternately, never at once.
 
-Whoever does not train waits for a line on a socket, and takes nothing from the others.
+A side that does not train waits for a line on a socket, without using a core.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 
 @dataclass
 class Measured:
-    """What one side took, and said, in one case."""
+    """The times and the report of one side in one case."""
 
     trainer: str
     ranks: int
@@ -56,7 +56,7 @@ class Measured:
 def measure(
     workload: Workload, pythons: dict[str, Path], *, seconds: float, rounds: int, deadline: float
 ) -> list[Measured]:
-    """Have those sides of a case train in turn that there is an interpreter for.
+    """Let the sides of a case that have an interpreter train alternately.
 
     Args:
         workload: The case.
@@ -85,7 +85,7 @@ def measure(
 
 
 def order_of(turn: int, sides: int) -> list[int]:
-    """Return in which order sides train in a turn: another one begins in each, forth and back.
+    """Return the order of sides in a turn: each begins with another one, forwards and backwards.
 
     Who always came behind the same one would always find the caches, and the processor's clock, as
     that one leaves them.
@@ -125,7 +125,7 @@ class _Side:
 
     def __exit__(self, *exception: object) -> None:
         for each in self._talks:
-            each.close()  # which tells the process that nobody will ask any more
+            each.close()  # which ends the process's input
         self._door.close()
         self._thread.join()
         self._stack.close()

@@ -1,4 +1,4 @@
-"""Whom we are measured beside, and how each is installed and started."""
+"""The peers, and how each is installed and started."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Peer:
-    """A library with collectives of its own.
+    """A library with its own collectives.
 
     Args:
-        title: What tables call it.
-        packages: What its environment needs, besides ours.
-        launcher: The options of its `mpiexec`, where it shares our processes; else None.
+        title: Its name in tables.
+        packages: The packages of its environment, besides ours.
+        launcher: The options of its `mpiexec` if it shares our processes, otherwise None.
         script: The module of this package that runs it, where it cannot.
         carries: The collectives that it has.
         settings: Environment variables that its processes need.
@@ -46,4 +46,4 @@ PEERS = {
     "mlx": Peer("MLX ring", ("mlx[cpu]",), script="mlx_ring", carries=("all_reduce",)),
     "jax": Peer("JAX", ("jax", "jaxlib"), script="jax_gloo", carries=("all_reduce",)),
 }
-OVER_SOCKETS = ("gloo", "mlx")  # whom our tcp transport is measured beside
+OVER_SOCKETS = ("gloo", "mlx")  # the peers of our tcp transport

@@ -1,4 +1,4 @@
-"""What the scripts of peers share that cannot share our processes: ranks are told who they are."""
+"""Shared by the scripts of peers with their own processes: each rank gets its rank and size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who trains: ours, libraries with environments of their own, and hand-written loops."""
+"""The contestants of training: ours, other libraries, and hand-written loops."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ class Trainer:
     """A contestant of benchmarks/training.py.
 
     Args:
-        title: What tables call it.
+        title: Its name in tables.
         module: The module of this package that builds its sides.
-        environment: Whose packages it needs; None for those that run this script.
-        packages: What that environment holds.
+        environment: The name of its environment; None for this script's.
+        packages: The packages of that environment.
         settings: Environment variables that its processes need.
-        in_one: Where one process has all replicas: "devices" if they meet in each step, "threads"
-            if each trains by itself.
+        in_one: If one process has all replicas: "devices" if they meet in each step, "threads" if
+            each trains separately.
     """
 
     title: str
@@ -45,5 +45,5 @@ TRAINERS = {
         (("TF_CPP_MIN_LOG_LEVEL", "2"),),
     ),
 }
-# They need nothing but what runs the script.
+# They need no further packages.
 HERE = ("ours", "apart", "devices", "threads", "numpy", "bandwidth")

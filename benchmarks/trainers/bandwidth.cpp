@@ -1,4 +1,4 @@
-// Reads one array of float32 and writes another: what a chain of operations on it takes at least.
+// Reads one array of float32 and writes another: the lower bound of a chain of operations.
 
 #include <cstddef>
 #include <cstdint>

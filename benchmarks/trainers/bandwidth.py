@@ -1,4 +1,4 @@
-"""What memory gives: one array read and one written by native code that does next to nothing."""
+"""The memory's limit: native code that reads one array and writes another."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Bandwidth:
         self._copy(batch[0], self._streams)
 
     def number(self, result: Any) -> float:
-        return float("nan")  # it does not do what the others do
+        return float("nan")  # it does other work than the others
 
     def figures(self, seconds: float) -> dict[str, float]:
         return {}

@@ -1,4 +1,4 @@
-"""NumPy as people write it by hand who know it well: every array is made once, and written into."""
+"""A hand-written NumPy loop by an expert: every array is allocated once and reused."""
 
 from __future__ import annotations
 

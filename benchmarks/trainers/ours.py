@@ -55,9 +55,9 @@ class Ours:
         return float(np.mean(np.asarray(result)))
 
     def figures(self, seconds: float) -> dict[str, float]:
-        """Return a step's memory, beside the least that its values could do with.
+        """Return a step's memory, and the lower bound of its values.
 
-        To the planned memory comes what NumPy takes from the system during one step more.
+        The memory that NumPy allocates during one more step is added to the plan's.
         """
         beyond = self._beyond()
         compiled = current_replicator().latest(self._step)
@@ -69,8 +69,8 @@ class Ours:
         return {"peak": frame.memory.nbytes + beyond, "bound": frame.memory.least}
 
     def _beyond(self) -> int:
-        """Do a step as the one before; returns the bytes that it needs beside planned memory."""
-        self._run(*self._batch)  # what is not needed any more has gone then
+        """Repeat a step; return the bytes that it needs besides planned memory."""
+        self._run(*self._batch)  # unused memory has been freed then
         tracemalloc.start()
         try:
             before, _ = tracemalloc.get_traced_memory()
@@ -82,7 +82,7 @@ class Ours:
 
 
 class Together(Ours):
-    """A step of several processes, each of which has samples of its own."""
+    """A step of several processes, each with its own samples."""
 
     def __init__(self, step: Step, strategy: ar.MultiWorkerMirroredStrategy) -> None:
         super().__init__(step)
@@ -106,7 +106,7 @@ def optimizer() -> ar.optim.Adam:
 
 
 def training(make: Callable[[Workload], Model]) -> Callable[[Workload], Step]:
-    """Make what builds the training step of a network."""
+    """Make the builder of a network's training step."""
 
     def built(workload: Workload) -> Step:
         model, loss = make(workload)

@@ -1,4 +1,4 @@
-"""Our own figures that no other side has: how well input is hidden, what an instruction costs."""
+"""Figures without a peer: how well input is hidden, and the cost of an instruction."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Slow:
     """A dataset whose batches take some time, in which others may run Python.
 
     Args:
-        batch: What it gives.
+        batch: The batch that it yields.
         wait: Takes the time.
     """
 

@@ -1,6 +1,6 @@
 """Our own side in one process: a network on all of its logical devices, or one on each.
 
-What is on each takes its turns as a process does: its thread meets none of the others.
+Each one takes turns like a process: its thread meets none of the others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _begin(count: int) -> None:
 
 
 class Devices:
-    """A step that is mirrored over logical devices, each of which has samples of its own."""
+    """A step mirrored over logical devices, each with its own samples."""
 
     about = ours.Ours.about
 
@@ -55,4 +55,4 @@ class Devices:
         return float(np.mean([np.asarray(each) for each in result.values]))
 
     def figures(self, seconds: float) -> dict[str, float]:
-        return {}  # of a replica's memory another case tells
+        return {}  # another case reports a replica's memory

@@ -34,7 +34,7 @@ class PyTorch:
     about = f"PyTorch {torch.__version__}"
 
     def __init__(self, model: nn.Module, loss: Loss, *, several: bool, fused: bool) -> None:
-        # Gradients that are views of what is reduced spare it a copy.
+        # Gradients that are views of the buckets save a copy.
         self._model = (
             nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
             if several

@@ -1,7 +1,7 @@
 """Adam on 20 million parameters: gradients are all-reduced and applied, and cost nothing.
 
-The gradient of each parameter is one number per step and process, so that nothing but filling them
-in stands beside the all-reduce and the update.
+The gradient of each parameter is one number per step and process, so that besides the all-reduce
+and the update only filling them in takes time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a case is, for all who take part in it.
+"""The definition of a case, for all contestants.
 
-Needs NumPy alone: peers read it in environments of their own.
+Needs only NumPy: peers import it in their own environments.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-LEARNING_RATE, BETA_1, BETA_2, EPSILON = 1e-3, 0.9, 0.999, 1e-8  # Adam's, for everybody
-_BATCHES = 8  # made beforehand, and used in turn
+LEARNING_RATE, BETA_1, BETA_2, EPSILON = 1e-3, 0.9, 0.999, 1e-8  # Adam's, for all
+_BATCHES = 8  # made beforehand, and reused in order
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One case: what is computed, from which weights, on which samples.
+    """One case: computation, initial weights, and samples.
 
     Args:
-        name: What the command line calls it.
-        title: What tables call it.
-        sides: Who takes part, each with so many processes.
-        weights: Makes the first weights, by name; the same for all processes.
+        name: Its name on the command line.
+        title: Its name in tables.
+        sides: The contestants, each with its number of processes.
+        weights: Makes the initial weights, by name; equal for all processes.
         batch: Makes so many samples: what a step is called with.
-        rows: How many a process has in a step.
+        rows: The rows of a process in a step.
         shared: Whether these are of all processes together, each of which takes its share.
         agreement: By how much the losses of two sides may differ, relative to the larger one; None
             where they say nothing.
@@ -45,7 +45,7 @@ class Workload:
     mpi: bool = False
 
     def first_weights(self) -> dict[str, Array]:
-        """Return the weights that everybody starts from."""
+        """Return the initial weights of all contestants."""
         return self.weights(np.random.default_rng(0))
 
     def samples(self, ranks: int) -> int:

@@ -1,4 +1,4 @@
-"""A chain of eight arithmetic operations on ten million numbers, beside the memory's own limit."""
+"""A chain of eight arithmetic operations on ten million numbers, and the memory's limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from workloads.base import Array, Workload
 
 SIZE = 10_000_000
-# What is done to x, one after the other: the operation's name in NumPy, and the other operand.
+# The operations on x, in order: the name in NumPy, and the other operand.
 LINKS = (
     *(("multiply", 1.5), ("add", 0.25), ("multiply", 0.75), ("subtract", 0.5)),
     *(("multiply", 1.25), ("add", 0.125), ("divide", 1.75), ("subtract", 0.0625)),

@@ -1,8 +1,8 @@
 """The digits example's network: on few processes, and on more than cores.
 
-As the example runs, all processes share a batch of 128: with eight of them each has 16 samples, and
-what a step costs whatever its samples is paid eight times instead of twice. With a batch of each
-process's own, as people scale who divide nothing, it is paid for the more samples, too.
+In the example all processes share a batch of 128: with eight of them each has 16 samples, and the
+fixed cost of a step is paid eight times instead of twice. With a separate batch per process (weak
+scaling), the number of samples grows as well.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CASE = Workload(
     _batch,
     ROWS,
     shared=True,
-    agreement=None,  # what is dropped differs
+    agreement=None,  # the dropped elements differ
     mpi=True,
 )
 EACH = replace(

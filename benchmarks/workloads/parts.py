@@ -1,4 +1,4 @@
-"""What only our own figures tell: how well input is hidden, and what an instruction costs."""
+"""Figures without a peer: how well input is hidden, and the cost of an instruction."""
 
 from __future__ import annotations
 
