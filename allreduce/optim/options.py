@@ -29,8 +29,8 @@ class Options(TypedDict, total=False):
         clip_value: The largest absolute value of each element of a mean gradient.
         ema_momentum: Keep a moving average of the weights, `average = ema_momentum * average +
             (1 - ema_momentum) * weights` after each update, for `averaged`.
-        groups: Maps a variable's path ("dense/kernel") to what is different for it: a dict of
-            hyperparameters, such as `{"weight_decay": 0.0}`, and `"learning_rate_factor"`.
+        groups: Maps a variable's path ("dense/kernel") to a dict of its different hyperparameters,
+            such as `{"weight_decay": 0.0}`, and `"learning_rate_factor"`.
         gradient_accumulation: How many steps, each with a micro-batch, make an update. Their
             gradients are added up; the last step reduces them and changes the variables.
     """

@@ -144,7 +144,7 @@ def _mode(plan: Plan, part: Bucket) -> ShardMode | None:
 
 
 def _stores(rewriter: Rewriter, node: Node, plan: Plan) -> tuple[dict[int, int], int]:
-    """Add what stores the gradients, by their place in the arena, and the count."""
+    """Add the stores of the gradients, by their place in the arena, and of the count."""
     places = {variable: i for i, variable in enumerate(plan.variables)}
     before: tuple[int, ...] = ()
     if _adds(node):

@@ -130,7 +130,7 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
             compare(host, agreement, arguments.rows_per_replica is not None)
         synchronize(host, _variables(graph))
         updates = _updates(host, graph)
-        _settle(graph)  # those that no optimizer has taken in
+        _settle(graph)  # the ones that no optimizer holds yet
         accumulates = any(rule.gradient_accumulation > 1 for rule, _ in updates)
         finishes = any(node.op == "apply_gradients" and not node.inputs for node in graph.nodes)
         graph, executors = _in_buckets(host, _optimized(graph), updates, said)
