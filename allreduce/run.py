@@ -46,6 +46,7 @@ def launch(
         float | None,
         typer.Option(
             min=0.0,
+            max=settings.LONGEST_SECONDS,
             show_default="30, or ALLREDUCE_GRACE",
             help="Seconds for which ranks may go on, to save and clean up, after Ctrl-C, SIGTERM "
             "or the failure of a rank; then they are killed. A second signal kills at once.",

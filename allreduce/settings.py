@@ -16,7 +16,7 @@ from allreduce.errors import UsageError, did_you_mean
 
 PREFIX = "ALLREDUCE_"
 GRACE = 30.0  # seconds, as Kubernetes gives a pod between SIGTERM and SIGKILL
-_LONGEST_SECONDS = 1e6  # a socket's timeout ends at 2**31 ms
+LONGEST_SECONDS = 1e6  # a socket's timeout ends at 2**31 ms
 
 
 class Setting(NamedTuple):
@@ -70,14 +70,14 @@ def _text(text: str) -> str:
 
 def _seconds(text: str) -> float:
     value = float(text)
-    if not 0 < value <= _LONGEST_SECONDS:
+    if not 0 < value <= LONGEST_SECONDS:
         raise ValueError(text)
     return value
 
 
 def _patience(text: str) -> float:
     value = float(text)
-    if not 0 <= value <= _LONGEST_SECONDS:
+    if not 0 <= value <= LONGEST_SECONDS:
         raise ValueError(text)
     return value
 

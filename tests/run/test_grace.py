@@ -202,3 +202,10 @@ def test_a_stopped_rank_ends_with_the_job(script: Write) -> None:
         assert all(process.line() for _ in range(2))
         process.signal(signal.SIGTERM)
         assert process.finish(5).code == 128 + signal.SIGTERM
+
+
+def test_a_grace_that_the_ranks_would_refuse_is_refused_by_the_launcher(script: Write) -> None:
+    for seconds in ("2e6", "inf"):
+        result = run([*LAUNCH, "-n", "1", "--grace", seconds, str(script("print('ran')"))])
+        assert (result.code, result.out) == (2, ""), result
+        assert "'--grace'" in result.err, result
