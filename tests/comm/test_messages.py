@@ -125,12 +125,14 @@ def test_a_timeout_says_which_message_did_not_come() -> None:
 )
 def test_every_wait_for_a_message_ends(transport: str, call: Callable[[Any], Any]) -> None:
     def member(comm: Communicator) -> None:
+        transport: Any = comm._dispatch.transport
+        transport._timeout = 0.3  # the making of the communicators may take longer
         if comm.rank == 0:
             call(comm)
         time.sleep(0.5)
         comm.barrier()
 
-    for text in texts(settle_threads(member, 2, comm_timeout=0.3), errors.AllreduceError):
+    for text in texts(settle_threads(member, 2), errors.AllreduceError):
         assert text.startswith(f"[{transport}] replica ")
 
 

