@@ -104,12 +104,12 @@ def _rounds(contestants: Sequence[Contestant], sources: Mapping[Case, Array], ru
     """Let all run so often; returns their seconds, `(runs, contestants)`."""
     times = np.empty((runs, len(contestants)))
     for number, row in enumerate(times):
-        for index in turns(len(contestants), number):
+        for index in balanced_order(len(contestants), number):
             row[index] = contestants[index].run(sources[contestants[index].case])
     return times
 
 
-def turns(count: int, number: int) -> list[int]:
+def balanced_order(count: int, number: int) -> list[int]:
     """Return the order of contestants in a round.
 
     In 2·count rounds each contestant follows every other one equally often. Otherwise it would

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from alternation import Measured
 from revision import Revision
 from trainers import TRAINERS
-from turns import Measured
 from workloads import WORKLOADS
 
 # The case, how many processes of each, the peer: how many times our samples per second are the

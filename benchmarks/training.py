@@ -21,11 +21,11 @@ import sys
 from collections.abc import Container
 from pathlib import Path
 
+import alternation
 import goals
 import jobs
 import revision
 import standings
-import turns
 from environments import DEFAULT_FOLDER, Environments
 from trainers import HERE, TRAINERS
 from workloads import WORKLOADS
@@ -102,7 +102,7 @@ def _run(options: argparse.Namespace, interpreters: dict[str, Path]) -> list[str
     for case in options.cases:
         print(f"{WORKLOADS[case].title} ...", file=sys.stderr, flush=True)
         try:
-            found = turns.measure(
+            found = alternation.measure(
                 WORKLOADS[case],
                 interpreters,
                 seconds=options.seconds,

@@ -13,7 +13,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from peers import PEERS
-from peers.alone import run
+from peers.own_processes import run
 
 
 class Jax:

@@ -14,7 +14,7 @@ from cases import Array, Case
 from contest import Contestant
 
 from peers import PEERS
-from peers.alone import run
+from peers.own_processes import run
 
 
 class Ring:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases import Array, Case
-from contest import FEWEST, Contestant, Timing, dump, hold, load, p99, turns
+from contest import FEWEST, Contestant, Timing, balanced_order, dump, hold, load, p99
 
 CASE = Case("all_reduce", "float32", 1, 64)
 
@@ -42,7 +42,7 @@ def test_inputs_are_rewritten_and_wrong_results_found() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
 def test_everybody_follows_everybody_equally_often(count: int) -> None:
-    rounds = [turns(count, number) for number in range(2 * count)]
+    rounds = [balanced_order(count, number) for number in range(2 * count)]
     assert all(sorted(each) == list(range(count)) for each in rounds)
     follows = Counter(pair for each in rounds for pair in pairwise(each))
     assert follows == dict.fromkeys(permutations(range(count), 2), 2)

@@ -8,18 +8,18 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import alternation
 import goals
 import jobs
 import numpy as np
 import pytest
 import standings
 import training
-import turns
+from alternation import Measured
 from environments import REPOSITORY
 from goals import Figure, Standing
 from revision import Revision
 from trainers import TRAINERS
-from turns import Measured
 from workloads import WORKLOADS
 
 from tests.cluster.processes import run
@@ -56,7 +56,7 @@ def test_ours_beside_a_loop_in_one_process(tmp_path: Path) -> None:
 def test_processes_of_ours_share_a_step() -> None:
     """Both see their own samples; the step is over when the last one is done."""
     workload = replace(WORKLOADS["small"], sides=(("ours", 2),))
-    (found,) = turns.measure(workload, HERE, seconds=0.01, rounds=2, deadline=100)
+    (found,) = alternation.measure(workload, HERE, seconds=0.01, rounds=2, deadline=100)
     assert len(found.seconds) >= 2 * 3
     assert min(found.seconds) > 0
     assert found.figures["peak"] >= found.figures["bound"] > 0
@@ -67,7 +67,7 @@ def test_processes_of_ours_share_a_step() -> None:
 @pytest.mark.parametrize("trainer", ["devices", "threads"])
 def test_replicas_of_one_process_share_a_step(trainer: str) -> None:
     workload = replace(WORKLOADS["small"], sides=((trainer, 2), ("ours", 2)))
-    found, ranks = turns.measure(
+    found, ranks = alternation.measure(
         workload, {**HERE, trainer: HERE["ours"]}, seconds=0.01, rounds=2, deadline=100
     )
     assert min(found.seconds) > 0
@@ -80,7 +80,7 @@ def test_a_side_that_fails_is_told_with_its_last_words() -> None:
     """The loop knows nothing of convolutions."""
     workload = replace(WORKLOADS["conv"], sides=(("ours", 1), ("numpy", 1)))
     with pytest.raises(jobs.JobError, match="KeyError: 'conv'"):
-        turns.measure(workload, HERE, seconds=0.01, rounds=1, deadline=100)
+        alternation.measure(workload, HERE, seconds=0.01, rounds=1, deadline=100)
 
 
 def test_ranks_are_told_to_start_one_process(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_an_update_does_not_drop_peers(tmp_path: Path) -> None:
 
 
 def test_all_sides_begin_and_follow_different_ones() -> None:
-    turn = [turns.order_of(each, 3) for each in range(6)]
+    turn = [alternation.order_of(each, 3) for each in range(6)]
     assert turn == [[0, 1, 2], [1, 0, 2], [2, 0, 1], [0, 2, 1], [1, 2, 0], [2, 1, 0]]
 
 

@@ -8,7 +8,7 @@ from allreduce.cluster.store import VICTIM
 from allreduce.cluster.world import Member
 
 
-class Room:
+class Harness:
     """A group, and the messages sent to each member."""
 
     def __init__(self, size: int, present: int | None = None) -> None:
@@ -39,140 +39,140 @@ class Room:
 
 
 def test_get_waits_for_set() -> None:
-    room = Room(2)
-    room.get(0, "k")
-    assert room.sent[0] == []
-    room.put(1, "k", b"v")
-    assert room.sent[0][0].value.value == b"v"
-    room.get(1, "k", 2)
-    assert room.sent[1][-1].value.value == b"v"
+    harness = Harness(2)
+    harness.get(0, "k")
+    assert harness.sent[0] == []
+    harness.put(1, "k", b"v")
+    assert harness.sent[0][0].value.value == b"v"
+    harness.get(1, "k", 2)
+    assert harness.sent[1][-1].value.value == b"v"
 
 
 def test_expired_get_is_answered_once() -> None:
-    room = Room(2)
-    message = room.get(0, "k")
-    room.group.expire(0, message)
-    room.group.expire(0, message)
-    room.put(1, "k", b"v")
-    assert room.kinds(0) == ["missing"]
+    harness = Harness(2)
+    message = harness.get(0, "k")
+    harness.group.expire(0, message)
+    harness.group.expire(0, message)
+    harness.put(1, "k", b"v")
+    assert harness.kinds(0) == ["missing"]
 
 
 def test_barrier_opens_when_all_came_and_can_be_reused() -> None:
-    room = Room(3)
+    harness = Harness(3)
     for turn in range(2):
         for rank in range(3):
-            assert all(room.kinds(r) == ["done"] * turn for r in range(rank, 3))
-            room.come(rank, "b")
-    assert all(room.kinds(rank) == ["done"] * 2 for rank in range(3))
+            assert all(harness.kinds(r) == ["done"] * turn for r in range(rank, 3))
+            harness.come(rank, "b")
+    assert all(harness.kinds(rank) == ["done"] * 2 for rank in range(3))
 
 
 def test_barrier_entered_twice_by_threads_of_one_rank_needs_the_others_twice() -> None:
-    room = Room(2)
-    room.come(0, "b", 1)
-    room.come(0, "b", 2)
-    room.come(1, "b", 1)
-    assert [m.request for m in room.sent[0]] == [1]
-    room.come(1, "b", 2)
-    assert [m.request for m in room.sent[0]] == [1, 2]
+    harness = Harness(2)
+    harness.come(0, "b", 1)
+    harness.come(0, "b", 2)
+    harness.come(1, "b", 1)
+    assert [m.request for m in harness.sent[0]] == [1]
+    harness.come(1, "b", 2)
+    assert [m.request for m in harness.sent[0]] == [1, 2]
 
 
 def test_expired_barrier_names_the_missing_for_all_who_wait() -> None:
-    room = Room(4)
-    first = room.come(0, "b")
-    room.come(2, "b")
-    room.group.expire(0, first)
-    assert [list(room.sent[rank][0].missing.ranks) for rank in (0, 2)] == [[1, 3], [1, 3]]
+    harness = Harness(4)
+    first = harness.come(0, "b")
+    harness.come(2, "b")
+    harness.group.expire(0, first)
+    assert [list(harness.sent[rank][0].missing.ranks) for rank in (0, 2)] == [[1, 3], [1, 3]]
 
 
 def test_a_lost_member_fails_gets_and_barriers_and_is_named() -> None:
-    room = Room(3)
-    room.get(0, "k", 1)
-    room.come(1, "b", 2)
-    room.group.leave(2, "it died", lost=True)
-    assert room.sent[0][0].lost.identity.rank == 2
-    assert room.sent[1][0].lost.identity.pid == 102
-    room.get(0, "other", 3)
-    assert room.sent[0][-1].lost.reason == "it died"
-    assert room.group.first_lost == 2
+    harness = Harness(3)
+    harness.get(0, "k", 1)
+    harness.come(1, "b", 2)
+    harness.group.leave(2, "it died", lost=True)
+    assert harness.sent[0][0].lost.identity.rank == 2
+    assert harness.sent[1][0].lost.identity.pid == 102
+    harness.get(0, "other", 3)
+    assert harness.sent[0][-1].lost.reason == "it died"
+    assert harness.group.first_lost == 2
 
 
 def test_the_first_lost_is_named_when_others_follow() -> None:
-    room = Room(3)
-    room.group.leave(1, "it died", lost=True)
-    room.group.leave(2, "it died too", lost=True)
-    room.come(0, "b")
-    assert room.sent[0][0].lost.identity.rank == 1
+    harness = Harness(3)
+    harness.group.leave(1, "it died", lost=True)
+    harness.group.leave(2, "it died too", lost=True)
+    harness.come(0, "b")
+    assert harness.sent[0][0].lost.identity.rank == 1
 
 
 def test_one_that_says_that_it_ends_for_want_of_another_is_no_culprit() -> None:
-    room = Room(3)
-    room.put(2, VICTIM, b"")
+    harness = Harness(3)
+    harness.put(2, VICTIM, b"")
     seen = []
     for rank in (2, 1, 0):
-        room.group.leave(rank, "it died", lost=True)
-        seen.append(room.group.culprit)
+        harness.group.leave(rank, "it died", lost=True)
+        seen.append(harness.group.culprit)
     assert seen == [None, 1, 1]
-    assert room.group.victims == {2}
+    assert harness.group.victims == {2}
 
 
 def test_what_a_lost_member_had_set_stays() -> None:
-    room = Room(2)
-    room.put(1, "k", b"v")
-    room.group.leave(1, "it died", lost=True)
-    room.get(0, "k")
-    assert room.sent[0][0].value.value == b"v"
+    harness = Harness(2)
+    harness.put(1, "k", b"v")
+    harness.group.leave(1, "it died", lost=True)
+    harness.get(0, "k")
+    assert harness.sent[0][0].value.value == b"v"
 
 
 def test_keys_go_when_all_who_used_them_have_forgotten_them_or_are_gone() -> None:
-    room = Room(4)
+    harness = Harness(4)
     for key in ("part/a", "part/b", "party"):
-        room.put(0, key, b"")
+        harness.put(0, key, b"")
     forget = pb.FromMember(forget=pb.Forget(prefix="part/", ranks=[0, 1, 2]))
     for rank in (0, 3, 1):  # rank 3 is none of those who use them
-        room.group.handle(rank, forget)
-        room.get(2, "part/b")
-    assert room.kinds(2) == ["value"] * 3
-    room.group.leave(2, "it died", lost=True)
+        harness.group.handle(rank, forget)
+        harness.get(2, "part/b")
+    assert harness.kinds(2) == ["value"] * 3
+    harness.group.leave(2, "it died", lost=True)
     for key in ("part/a", "part/b", "party"):
-        room.get(0, key)
-    assert room.kinds(0)[-3:] == ["lost", "lost", "value"]
-    room.put(1, "part/a", b"")  # of others of that name
-    room.group.handle(0, forget)
-    room.get(0, "part/a")
-    assert room.kinds(0)[-1] == "value"
+        harness.get(0, key)
+    assert harness.kinds(0)[-3:] == ["lost", "lost", "value"]
+    harness.put(1, "part/a", b"")  # of others of that name
+    harness.group.handle(0, forget)
+    harness.get(0, "part/a")
+    assert harness.kinds(0)[-1] == "value"
 
 
 def test_a_member_that_left_fails_barriers_but_not_gets() -> None:
-    room = Room(3)
-    room.get(0, "k", 1)
-    room.group.leave(2, "it left", lost=False)
-    assert room.sent[0] == []
-    room.put(1, "k", b"v")
-    room.come(0, "b", 2)
-    assert room.kinds(0) == ["value", "lost"]
-    assert room.group.first_lost is None
+    harness = Harness(3)
+    harness.get(0, "k", 1)
+    harness.group.leave(2, "it left", lost=False)
+    assert harness.sent[0] == []
+    harness.put(1, "k", b"v")
+    harness.come(0, "b", 2)
+    assert harness.kinds(0) == ["value", "lost"]
+    assert harness.group.first_lost is None
 
 
 def test_assembling_names_the_missing_and_frees_the_place_of_who_gave_up() -> None:
-    room = Room(3, present=1)
+    harness = Harness(3, present=1)
     waiting = pb.FromMember(request=1, assemble=pb.Assemble())
-    room.group.handle(0, waiting)
-    room.group.expire(0, waiting)
-    assert list(room.sent[0][0].missing.ranks) == [1, 2]
-    room.group.leave(0, "it left", lost=True)
-    assert room.group.refusal(Member(0, "host", 200), 3) is None
+    harness.group.handle(0, waiting)
+    harness.group.expire(0, waiting)
+    assert list(harness.sent[0][0].missing.ranks) == [1, 2]
+    harness.group.leave(0, "it left", lost=True)
+    assert harness.group.refusal(Member(0, "host", 200), 3) is None
 
 
 def test_all_get_the_roll_when_the_last_one_enters() -> None:
-    room = Room(2, present=1)
-    room.group.handle(0, pb.FromMember(request=1, assemble=pb.Assemble()))
-    room.enter(1)
-    assert [m.pid for m in room.sent[0][0].members.members] == [100, 101]
+    harness = Harness(2, present=1)
+    harness.group.handle(0, pb.FromMember(request=1, assemble=pb.Assemble()))
+    harness.enter(1)
+    assert [m.pid for m in harness.sent[0][0].members.members] == [100, 101]
 
 
 def test_refusals_say_what_is_wrong() -> None:
-    room = Room(2)
-    group = room.group
+    harness = Harness(2)
+    group = harness.group
     assert "expects 2" in (group.refusal(Member(0, "h", 1), 3) or "")
     assert "0 to 1" in (group.refusal(Member(2, "h", 1), 2) or "")
     twice = group.refusal(Member(1, "elsewhere", 7), 2) or ""
@@ -181,12 +181,12 @@ def test_refusals_say_what_is_wrong() -> None:
 
 
 def test_those_who_wait_for_a_rank_whose_process_has_ended_are_told() -> None:
-    room = Room(3, present=1)
-    room.group.handle(0, pb.FromMember(request=1, assemble=pb.Assemble()))
-    room.group.ended[1] = Member(1, "host", 101)
-    room.group.give_up()
-    room.enter(2)
-    room.group.handle(2, pb.FromMember(request=4, assemble=pb.Assemble()))
+    harness = Harness(3, present=1)
+    harness.group.handle(0, pb.FromMember(request=1, assemble=pb.Assemble()))
+    harness.group.ended[1] = Member(1, "host", 101)
+    harness.group.give_up()
+    harness.enter(2)
+    harness.group.handle(2, pb.FromMember(request=4, assemble=pb.Assemble()))
     for rank, request in ((0, 1), (2, 4)):
-        (answer,) = room.sent[rank]
+        (answer,) = harness.sent[rank]
         assert (answer.request, answer.lost.identity.pid) == (request, 101)

@@ -1,153 +1,103 @@
-"""Dropout's generator and its independence of how rows are shared."""
+"""Random tensors: distributions, and independence of how rows are shared."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 
-from allreduce import _native
-from allreduce.graph.autodiff.gradient import backward
-from allreduce.graph.core.node import Graph
+from allreduce.errors import ShapeError, UsageError
+from allreduce.graph import function, set_seed
 from allreduce.graph.core.spec import BATCH, Spec
-from allreduce.graph.core.tensor import ConcreteTensor, Tensor
+from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from tests.graph.interpret import interpret, record
 
 FLOAT = np.dtype(np.float64)
-
-# Published with the paper's code (Random123, kat_vectors, philox4x32-10): counter, key, words.
-KNOWN = [
-    (
-        "00000000 00000000 00000000 00000000",
-        "00000000 00000000",
-        "6627e8d5 e169c58d bc57ac4c 9b00dbd8",
-    ),
-    (
-        "ffffffff ffffffff ffffffff ffffffff",
-        "ffffffff ffffffff",
-        "408f276d 41c83b0e a20bc7c6 6d5451fd",
-    ),
-    (
-        "243f6a88 85a308d3 13198a2e 03707344",
-        "a4093822 299f31d0",
-        "d16cfe09 94fdcceb 5001e420 24126ea1",
-    ),
-]
+untyped: Any = ops
+DRAWS: dict[str, Callable[..., Tensor]] = {"uniform": ops.uniform, "normal": ops.normal}
 
 
-def _words(text: str) -> np.ndarray:
-    return np.array([int(word, 16) for word in text.split()], np.uint32)
+@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (3, 7)])
+def test_a_draw_does_not_depend_on_how_rows_are_split(name: str, shape: tuple[int, ...]) -> None:
+    def traced(x: Tensor) -> list[Tensor]:
+        rows = DRAWS[name]((x.shape[0], *shape), dtype="float64", seed=3)
+        return [rows, DRAWS[name]((2, x.shape[0]), dtype="float64", seed=4)]
+
+    graph = record(traced, Spec((BATCH,), FLOAT))
+
+    def drawn(rows: int, offset: int) -> list[np.ndarray]:
+        runtime = {"row_offset": offset, "step": 5}
+        return interpret(graph, [np.zeros(rows)], rows, runtime)
+
+    whole, turned = drawn(11, 0)
+    parts = [drawn(rows, offset) for rows, offset in ((4, 0), (0, 4), (7, 4))]
+    np.testing.assert_array_equal(np.concatenate([part[0] for part in parts]), whole)
+    np.testing.assert_array_equal(np.concatenate([part[1] for part in parts], axis=1), turned)
+    assert len(np.unique(whole)) == whole.size
 
 
-@pytest.mark.parametrize(("counter", "key", "expected"), KNOWN)
-@pytest.mark.parametrize("many", [1, 16, 37])
-def test_philox_gives_the_published_words(counter: str, key: str, expected: str, many: int) -> None:
-    low, high = (int(word) for word in _words(key))
-    counters = np.tile(_words(counter), (many, 1))
-    found = np.empty_like(counters)
-    _native.philox(found, counters, low | high << 32)
-    np.testing.assert_array_equal(found, np.tile(_words(expected), (many, 1)))
+def test_draws_are_distributed_as_they_say() -> None:
+    low = ops.uniform((200_000,), -1, 3, seed=1).numpy()
+    assert low.dtype == np.float32
+    assert low.min() >= -1
+    assert low.max() < 3
+    np.testing.assert_allclose([low.mean(), low.std()], [1, 4 / 12**0.5], atol=0.01)
+    bell = ops.normal((200_000,), 2, 0.5, dtype="float64", seed=1).numpy()
+    np.testing.assert_allclose([bell.mean(), bell.std()], [2, 0.5], atol=0.01)
+    standard = (bell - 2) / 0.5
+    np.testing.assert_allclose([(standard**3).mean(), (standard**4).mean()], [0, 3], atol=0.05)
+    np.testing.assert_allclose((abs(standard) < 1).mean(), 0.6827, atol=0.005)
+    assert (ops.uniform((4,), 2, 2).numpy() == 2).all()
 
 
-def _dropped(shape: tuple[int, ...] = (5,)) -> Graph:
-    return record(lambda x: [ops.dropout(x, 0.3, seed=7)], Spec((BATCH, *shape), FLOAT))
+def test_steps_and_operators_draw_anew_and_seeds_repeat() -> None:
+    @function
+    def two() -> Any:
+        return ops.normal((5,)), ops.normal((5,))
+
+    set_seed(8)
+    first = [value.numpy() for _ in range(2) for value in two()]
+    assert len(np.unique(first)) == 20
+    alone = [ops.uniform((3,)).numpy() for _ in range(2)]
+    set_seed(9)
+    assert not np.array_equal(function(ops.normal)((5,)).numpy(), first[0])
+    set_seed(8)
+    found = [ops.uniform((3,)).numpy() for _ in range(2)]
+    np.testing.assert_array_equal(found, alone)
+    numbers = [ops.uniform((3,), seed=9).numpy() for _ in range(2)]
+    assert (numbers[0] != numbers[1]).all()
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (5,), (8, 8), (201,)])
-def test_the_mask_does_not_depend_on_how_rows_are_split(shape: tuple[int, ...]) -> None:
-    graph, x = _dropped(shape), np.ones((12, *shape))
-    (whole,) = interpret(graph, [x], 12, {"row_offset": 0, "step": 3})
-    cuts = [0, 1, 1, 6, 12]
-    parts = [
-        interpret(graph, [x[a:b]], b - a, {"row_offset": a, "step": 3})[0]
-        for a, b in pairwise(cuts)
-    ]
-    np.testing.assert_array_equal(np.concatenate(parts), whole)
+def test_a_permutation_is_one() -> None:
+    shuffled = ops.permutation(100, seed=2).numpy()
+    assert sorted(shuffled) == list(range(100))
+    assert list(shuffled) != list(range(100))
+    assert sorted(ops.permutation(np.int64(5)).numpy()) == list(range(5))
+    rows = np.arange(12.0).reshape(4, 3)
+    assert sorted(ops.permutation(rows, seed=3).numpy().tolist()) == rows.tolist()
 
 
-def _merged(x: Tensor) -> Tensor:
-    return ops.reshape(ops.dropout(ops.reshape(x, (-1, 5)), 0.5, seed=1), (-1, 4, 5))
-
-
-def _flat(x: Tensor) -> Tensor:
-    return ops.reshape(ops.dropout(ops.reshape(x, -1), 0.5, seed=1), (-1, 4, 5))
-
-
-def _in_the_middle(x: Tensor) -> Tensor:
-    return ops.transpose(ops.dropout(ops.transpose(x, (1, 0, 2)), 0.5, seed=1), (1, 0, 2))
-
-
-def _last(x: Tensor) -> Tensor:
-    return ops.transpose(ops.dropout(ops.transpose(x), 0.5, seed=1))
-
-
-@pytest.mark.parametrize("layout", [_merged, _flat, _in_the_middle, _last])
-def test_one_and_three_replicas_drop_the_same_wherever_the_batch_axis_is(
-    layout: Callable[[Tensor], Tensor],
-) -> None:
-    def both(x: Tensor) -> list[Tensor]:
-        y = layout(x)
-        return [y, *backward(y, [x], 1.0)]
-
-    graph, x = record(both, Spec((BATCH, 4, 5), FLOAT)), np.ones((6, 4, 5))
-    whole = interpret(graph, [x], 6, {"row_offset": 0, "step": 3})
-    cuts = [0, 3, 4, 6]
-    parts = [
-        interpret(graph, [x[a:b]], b - a, {"row_offset": a, "step": 3}) for a, b in pairwise(cuts)
-    ]
-    for position, expected in enumerate(whole):
-        assert len({sample.tobytes() for sample in expected}) == 6  # each its own draw
-        found = np.concatenate([part[position] for part in parts])
-        np.testing.assert_array_equal(found, expected)
-
-
-def test_replicas_drop_the_same_of_what_has_no_batch_axis() -> None:
-    graph = record(lambda w: [ops.dropout(w, 0.5, seed=1)], Spec((8, 8), FLOAT))
-    results = [
-        interpret(graph, [np.ones((8, 8))], 2, {"row_offset": offset, "step": 3})[0]
-        for offset in (0, 2, 4)
-    ]
-    np.testing.assert_array_equal(results, [results[0]] * 3)
-
-
-def test_the_mask_depends_on_seed_operator_step_and_row() -> None:
-    def several(x: Tensor) -> list[Tensor]:
-        return [ops.dropout(x, 0.5, seed=7), ops.dropout(x, 0.5, 7), ops.dropout(x, 0.5, seed=8)]
-
-    graph = record(several, Spec((BATCH, 64), FLOAT))
-    x = np.ones((2, 64))
-    first = interpret(graph, [x], 2, {"row_offset": 0, "step": 1})
-    later = interpret(graph, [x], 2, {"row_offset": 0, "step": 2})
-    rows = {row.tobytes() for result in (*first, *later) for row in result}
-    assert len(rows) == 12
-    again = interpret(graph, [x], 2, {"row_offset": 0, "step": 1})
-    np.testing.assert_array_equal(first, again)
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
-@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
-def test_the_share_and_the_scale_are_right(dtype: str, rate: float) -> None:
-    found = ops.dropout(np.full((100, 1000), 2, dtype), rate, seed=1)
-    assert isinstance(found, ConcreteTensor)
-    kept = found.value != 0
-    deviation = (rate * (1 - rate) / kept.size) ** 0.5
-    assert abs(kept.mean() - (1 - rate)) < 5 * deviation
-    assert np.unique(found.value[kept]).tolist() == [np.dtype(dtype).type(2 / (1 - rate))]
-
-
-def test_the_gradient_uses_the_same_mask() -> None:
-    def both(x: Tensor) -> list[Tensor]:
-        y = ops.dropout(x, 0.4, seed=3)
-        return [y, *backward(y, [x], 1.0)]
-
-    graph = record(both, Spec((BATCH, 33), FLOAT))
-    value, gradient = interpret(graph, [np.ones((4, 33))], 4, {"row_offset": 9, "step": 5})
-    np.testing.assert_array_equal(value, gradient)
-
-
-def test_rate_zero_keeps_everything() -> None:
-    graph = record(lambda x: [ops.dropout(x, 0, seed=0)], Spec((2,), FLOAT))
-    assert len(graph.nodes) == 1
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: ops.uniform((3,), 1, 0), "uniform draws from low to high, not 1 to 0"),
+        (lambda: ops.normal((3,), stddev=-1), "the stddev of normal is not negative"),
+        (lambda: ops.normal((3,), dtype="int64"), "normal draws floats, not int64"),
+        (lambda: ops.uniform((-3,)), "sizes are 0 or more"),
+        (lambda: ops.uniform((3,), float("nan"), 1), "the low of uniform is a finite number: nan"),
+        (lambda: ops.normal((3,), stddev=float("inf")), "the stddev of normal is a finite number"),
+        (lambda: ops.uniform((BATCH, 2, BATCH)), "only one size may be named"),
+        (lambda: untyped.uniform((3,), seed="abc"), "the seed is an integer from 0"),
+        (lambda: untyped.dropout(np.ones(3), 0.5, seed=1.5), "the seed is an integer from 0"),
+        (lambda: ops.permutation(np.float64(3)), "shuffles the numbers below an integer"),
+        (lambda: ops.permutation(True), "shuffles the numbers below an integer"),
+        (lambda: ops.permutation(-3), "shuffles the numbers below an integer that is 0 or more"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(call: Any, said: str) -> None:
+    with pytest.raises((ShapeError, UsageError), match=said):
+        call()
