@@ -54,7 +54,7 @@ def local_devices(devices: Sequence[str | DeviceName] | None = None) -> list[Dev
     chosen = [lookup(name).name for name in devices]
     if not chosen or len(set(chosen)) < len(chosen):
         listed = ", ".join(map(str, chosen)) or "none"
-        raise UsageError(f"each replica needs a device of its own; got {listed}")
+        raise UsageError(f"each replica needs its own device; got {listed}")
     return chosen
 
 

@@ -113,8 +113,8 @@ class LocalStore(Store):
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
                     raise TimeoutError(
-                        f"[cluster] rank 0: nobody set {key!r} within {timeout:g} s, "
-                        "and a world of one has nobody else who could"
+                        f"[cluster] rank 0: no member set {key!r} within {timeout:g} s, "
+                        "and a world of one has no other member"
                     )
                 self._changed.wait(remaining)
             self._check()
@@ -181,7 +181,8 @@ class SubsetStore(Store):
             return self._parent.get(self._prefix + key, timeout)
         except TimeoutError as error:
             raise TimeoutError(
-                f"[cluster] rank {self._ranks[self._me]}: nobody set {key!r} within {timeout:g} s"
+                f"[cluster] rank {self._ranks[self._me]}: no member set {key!r} within "
+                f"{timeout:g} s"
             ) from error
 
     def try_get(self, key: str, patience: float, timeout: float = 0.0) -> bytes | None:

@@ -20,7 +20,7 @@ from allreduce.errors import AllreduceError, ClosedError, UnsupportedError, is_i
 T = TypeVar("T")
 
 _IN_A_THREAD = (
-    "call it in another thread, with a communicator of its own (comm.split) if this one is used "
+    "call it in another thread, with a separate communicator (comm.split) if this one is used "
     "meanwhile"
 )
 

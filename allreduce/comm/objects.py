@@ -118,8 +118,8 @@ def _join(
         raise failure
     if -1 in lengths:
         raise UsageError(
-            f"{context.where}: {comm.called(lengths.index(-1))} has passed what cannot be "
-            "carried; its own error tells what"
+            f"{context.where}: {comm.called(lengths.index(-1))} has passed data that cannot "
+            "be encoded; its own error has the details"
         )
     joined = comm.step(collective, data, replace(options, counts=lengths))
     return None if joined is None else _split(joined, lengths)
@@ -136,7 +136,7 @@ def scatter_options(
     root = checks.check_root(context, root)
     if x is not None and comm.rank != root:
         raise UsageError(
-            f"{context.where} takes an array on its root alone, which is {comm.called(root)}, but "
+            f"{context.where} takes an array on its root only, which is {comm.called(root)}, but "
             f"got {type(x).__name__} here: pass None, or name this member as the root on all"
         )
     return Options(

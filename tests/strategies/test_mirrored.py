@@ -150,7 +150,7 @@ def test_a_step_that_changes_replicas_is_not_called_directly(
     [
         (["CPU:9"], DeviceError, "CPU:9"),
         (["TPU:0"], DeviceError, "TPU"),
-        (["CPU:0", "CPU:0"], UsageError, "device of its own"),
+        (["CPU:0", "CPU:0"], UsageError, "its own device"),
         ([], UsageError, "none"),
         ("CPU:0", UsageError, "a list of names"),
         (3, UsageError, "a list of names, such as .*, not 3"),

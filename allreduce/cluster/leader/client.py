@@ -59,7 +59,7 @@ class LeaderStore(Store):
         answer = self._ask(pb.FromMember(get=pb.Get(key=key)), timeout)
         if answer.WhichOneof("content") == "missing":
             raise TimeoutError(
-                f"[cluster] rank {self._rank}: nobody set {key!r} within {timeout:g} s"
+                f"[cluster] rank {self._rank}: no member set {key!r} within {timeout:g} s"
             )
         return answer.value.value
 

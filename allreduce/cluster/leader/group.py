@@ -77,8 +77,8 @@ class Group:
             return f"rank {rank} has already taken part (process {holder.pid} on {holder.host})"
         return (
             f"rank {rank} is claimed twice: by process {holder.pid} on {holder.host}, which came "
-            f"first, and by process {member.pid} on {member.host}; give each process a rank of "
-            "its own"
+            f"first, and by process {member.pid} on {member.host}; give each process its own "
+            "rank"
         )
 
     def enter(self, member: Member, send: Send) -> None:

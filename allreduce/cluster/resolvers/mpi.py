@@ -87,7 +87,7 @@ class Mpi(Resolver):
             raise JoinError(
                 f"[cluster] rank {found.rank}: {library.launcher_path(found.family)} started "
                 f"this process as one of {found.size} ranks, but mpi4py is not installed: "
-                'pip install "allreduce[mpich]" (with an MPI of its own) or "allreduce[mpi]" (for '
+                'pip install "allreduce[mpich]" (which brings an MPI) or "allreduce[mpi]" (for '
                 "the MPI of this machine)"
             )
         if pmi.severed():

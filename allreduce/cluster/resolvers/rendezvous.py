@@ -85,14 +85,14 @@ def fetch(name: str, timeout: float, who: str, owner: str) -> bytes:
                 if uid != os.getuid():
                     raise JoinError(
                         f"[cluster] {who}: process {pid} of user {uid} holds the meeting point "
-                        f"{name!r}, which belongs to user {os.getuid()}; ask that user what it is"
+                        f"{name!r}, which belongs to user {os.getuid()}; ask that user about it"
                     )
                 if payload := _read_all(visitor):
                     return payload
             except OSError:  # not there yet, or closing
                 time.sleep(_RETRY_SECONDS)
     raise TimeoutError(
-        f"[cluster] {who}: {owner} did not show itself within {timeout:g} s; every "
+        f"[cluster] {who}: {owner} did not publish its address within {timeout:g} s; every "
         "task has to call allreduce.init()"
     )
 

@@ -130,7 +130,7 @@ def check_empty(context: Context, shape: Any, dtype: Any) -> tuple[tuple[int, ..
         raise UsageError(f"{context.where}: {dtype!r} is no dtype: {error}") from error
     if str(kind) not in DTYPES[1:]:
         raise UsageError(
-            f"{context.where}: dtype {kind} is none that collectives carry: {', '.join(DTYPES[1:])}"
+            f"{context.where}: dtype {kind} is not supported; use one of {', '.join(DTYPES[1:])}"
         )
     lengths = (shape,) if is_whole(shape) else shape
     if isinstance(lengths, str) or not isinstance(lengths, Sequence | np.ndarray):

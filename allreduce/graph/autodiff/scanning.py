@@ -166,5 +166,5 @@ def _check_carry(before: Any, after: Any) -> None:
             kind = UsageError if None in shown or old.shape == new.shape else ShapeError
             raise kind(
                 f"{users_line()}: the carry{where} of ar.scan starts as {shown[0]}, and a step "
-                f"makes it {shown[1]}; start with what the steps give"
+                f"makes it {shown[1]}; start with a value like the steps'"
             )

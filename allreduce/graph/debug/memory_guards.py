@@ -75,7 +75,7 @@ def beside(op: str, source: str, output: str) -> UsageError:
     """Return the error for a kernel that has written outside its output."""
     return UsageError(
         f"{source}: the kernel of operator {op!r} has written before or behind its output, "
-        f"{output}; it has to write that alone"
+        f"{output}; it must write only that"
     )
 
 
@@ -94,7 +94,7 @@ def watched_inputs(op: Op, kernel: Kernel) -> Kernel:
                 x = inputs[place]
                 raise UsageError(
                     f"the kernel of operator {op.name!r} has changed its input {place}, {x.dtype} "
-                    f"{x.shape}; it has to write its output alone"
+                    f"{x.shape}; it must write only its output"
                 )
 
     return run

@@ -90,8 +90,8 @@ def _check_same(told: Sequence[Any]) -> None:
         if each.key != told[0].key:
             raise MismatchError(
                 f"replica 0 of this process came to {_where(told[0])}, but replica {index} to "
-                f"{_where(each)}; all replicas take part in what changes variables and in "
-                "collectives, so decide on what is the same for all of them"
+                f"{_where(each)}; all replicas take part in changes of variables and in "
+                "collectives, so branch only on values that are equal on all of them"
             )
 
 

@@ -75,7 +75,7 @@ class LocalReplicas:
 
     def replica_communicators(self) -> list[Communicator]:
         """Make the communicators of this process's replicas, with one member per replica."""
-        raise UsageError("a single replica has nobody to communicate with")
+        raise UsageError("a single replica has no peer to communicate with")
 
     def sum_over_ranks(self, what: str, array: np.ndarray) -> np.ndarray:
         """Sum an array over all ranks; `what` describes it."""

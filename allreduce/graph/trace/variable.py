@@ -178,7 +178,7 @@ class Variable(Operators):
         if not np.can_cast(tensor.dtype, self.dtype, "same_kind"):
             raise UsageError(
                 f"{users_line()}: variable {self.name!r} is {self.dtype}; a {tensor.dtype} value "
-                "would lose what makes it so: cast it before assigning it"
+                "would lose its kind of number: cast it before assigning it"
             )
         if tensor.dtype != self.dtype:
             tensor = apply("cast", tensor, dtype=self.dtype)

@@ -112,7 +112,7 @@ def test_news_arrive_and_never_fail() -> None:
 
 
 def test_get_times_out_naming_rank_and_key() -> None:
-    with worlds(2) as joined, pytest.raises(TimeoutError, match=r"rank 1: nobody set 'absent'"):
+    with worlds(2) as joined, pytest.raises(TimeoutError, match=r"rank 1: no member set 'absent'"):
         joined[1].store.get("absent", 0.2)
 
 

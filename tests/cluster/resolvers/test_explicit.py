@@ -146,7 +146,7 @@ def test_two_processes_claiming_rank_0(script: Write) -> None:
     results = run_together(script(SHOW), told)
     refusals = [r.err.splitlines()[-1] for r in results if "is claimed twice" in r.err]
     assert len(refusals) == 1, results
-    assert refusals[0].endswith("give each process a rank of its own"), refusals
+    assert refusals[0].endswith("give each process its own rank"), refusals
     assert not any("GRPC" in result.err for result in results)
 
 

@@ -74,7 +74,9 @@ def test_a_task_that_never_comes_is_named(script: Write, job: str) -> None:
 
 def test_a_missing_first_task_is_a_timeout(script: Write, job: str) -> None:
     (result,) = run_together(script(SHOW), [task(1, 2, job) | {"ALLREDUCE_TIMEOUT": "1"}])
-    assert "rank 1: task 0 of step " + f"{job}.3 did not show itself within 1 s" in result.err
+    assert (
+        "rank 1: task 0 of step " + f"{job}.3 did not publish its address within 1 s" in result.err
+    )
 
 
 def test_two_first_tasks_are_told_apart(script: Write, job: str) -> None:

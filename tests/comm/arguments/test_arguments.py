@@ -123,7 +123,7 @@ def test_more_elements_than_a_signature_counts_are_refused(
 @pytest.mark.parametrize(
     ("shape", "dtype", "says"),
     [
-        (3, "longdouble", "dtype float128 is none"),
+        (3, "longdouble", "dtype float128 is not"),
         (3, "foo", "'foo' is no dtype"),
         (3, 3, "3 is no dtype"),
         ((2, -1), "float32", "is negative"),
@@ -256,7 +256,7 @@ def test_the_largest_integers_sum_exactly() -> None:
 def test_an_array_of_another_member_than_a_scatters_root_is_refused_before_the_call() -> None:
     def member(comm: Communicator) -> Any:
         if comm.rank == 1:
-            with pytest.raises(errors.UsageError, match=r"on its root alone, which is replica 0"):
+            with pytest.raises(errors.UsageError, match=r"on its root only, which is replica 0"):
                 comm.scatter(np.ones(2))
         return comm.scatter(np.arange(2) if comm.rank == 0 else None)[0]
 

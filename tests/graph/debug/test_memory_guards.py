@@ -54,7 +54,11 @@ def _native(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Any) -> None:
             UsageError,
             r"test_memory_guards.py:\d+: the kernel of operator 'bad' has written",
         ),
-        (_before, UsageError, r"before or behind its output, float64 \(3,\); it has to write that"),
+        (
+            _before,
+            UsageError,
+            r"before or behind its output, float64 \(3,\); it must write only that",
+        ),
         (_input, ValueError, "read-only"),
         (
             _native,

@@ -205,7 +205,7 @@ def test_a_named_batch_goes_through() -> None:
         (lambda: ops.conv2d(X, W, padding=((-1, 0), (0, 0))), "is not negative"),
         (
             lambda: ops.max_pool2d(X, 2, 1, ((2, 0), (0, 0))),
-            "lie beside the image",
+            "lie outside of the image",
         ),
         (lambda: ops.average_pool2d(X, (3, 2), 1, ((0, 0), (1, 2))), "hold nothing"),
         (lambda: untyped.average_pool2d(X, 2, 1, ((0.9, 0), (0, 0))), r"not \(\(0.9, 0\)"),

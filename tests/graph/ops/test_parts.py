@@ -172,7 +172,7 @@ def test_small_integers_are_summed_wide() -> None:
     ("name", "arguments", "said"),
     [
         ("concatenate", ([],), "takes a list of tensors"),
-        ("concatenate", ([X, X[:, :2]],), "differ beside axis 0"),
+        ("concatenate", ([X, X[:, :2]],), "differ in axes other than 0"),
         ("stack", ([X, X[0]],), "stack needs one shape"),
         ("split", (X, 2), "cannot be cut into 2"),
         ("split", (X, [1, 1]), "cannot be cut into"),

@@ -106,7 +106,7 @@ def start_poller(mpi: Any) -> None:
         thread.start()
     except RuntimeError as error:  # no more threads
         logger.warning(
-            "no thread can be started that enters MPI while nobody waits there (%s); the other "
+            "no background thread for MPI can be started (%s); the other "
             "ranks may wait for this one until it makes its next call",
             error,
         )

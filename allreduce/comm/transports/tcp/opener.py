@@ -68,8 +68,9 @@ def open_tcp(
             transport.abort("another member of this process could not join")
         refused = members[mesh.local[len(made)]]
         raise JoinError(
-            f"[tcp] {refused}: the system refuses what drives its connections: {error}; raise this "
-            "process's limits: ulimit -n for descriptors, -u and -v for threads"
+            f"[tcp] {refused}: the system refuses a thread or descriptor for its connections: "
+            f"{error}; raise this process's limits: ulimit -n for descriptors, -u and -v for "
+            "threads"
         ) from error
     finally:
         mesh.close()  # sockets that no transport owns

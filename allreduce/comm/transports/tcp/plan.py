@@ -78,14 +78,14 @@ def _small(call: Call, me: int, size: int, choice: Choice, words: tuple[object, 
         sent, got, own = _native.tcp_eager_plan(words, me, size)
         moved = got + own
         stored = own if reduces else moved
-        steps = ["post the call to all, with what each gets" if sent else "post the call to all"]
+        steps = ["post the call to all, with their data" if sent else "post the call to all"]
         steps.append("wait until all have posted the same")
         if size == 1:
             steps = ["copy the input to the output"]
         elif moved and reduces:
-            steps.append(f"reduce what came with all {size} posts")
+            steps.append(f"reduce the data of all {size} posts")
         elif moved:
-            steps.append("copy out what came with the posts")
+            steps.append("copy out the data of the posts")
     item = item_bytes(call.dtype)
     return Plan(
         *(str(call), "tcp", choice.algorithm, tuple(steps)),

@@ -77,7 +77,7 @@ def _checked(indices: np.ndarray, size: int, wrap: bool = True) -> np.ndarray:
         if not wrap:
             raise UsageError(
                 f"number {indices[place]} is outside of 0…{size - 1}, the rows of the table; it "
-                f"stands at place {show(place)} of {show(indices.shape)}"
+                f"is at position {show(place)} of {show(indices.shape)}"
             )
         raise UsageError(
             f"index {indices[place]} at place {show(place)} of {show(indices.shape)} is outside of "

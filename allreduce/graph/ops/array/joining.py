@@ -60,7 +60,7 @@ def _concatenate_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
     for spec in specs[1:]:
         if spec.ndim != len(first) or beside(spec.shape) != beside(first):
             raise ShapeError(
-                f"shapes {show(first)} and {show(spec.shape)} differ beside axis {axis}"
+                f"shapes {show(first)} and {show(spec.shape)} differ in axes other than {axis}"
             )
     size = reduce(_added, (spec.shape[axis] for spec in specs))
     return Spec((*first[:axis], size, *first[axis + 1 :]), specs[0].dtype)

@@ -95,8 +95,9 @@ def _shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
     pooled = windows_shape(specs[0], windows, channels)
     if windows.miss(specs[0].shape[1:3], pooled.shape[1:3]):
         raise ShapeError(
-            f"some of the windows of {windows.size} lie beside the images {show(specs[0].shape)} "
-            f"and hold nothing: pad less than {windows.before} and {windows.after}"
+            f"some of the windows of {windows.size} lie outside of the images "
+            f"{show(specs[0].shape)} and hold nothing: pad less than "
+            f"{windows.before} and {windows.after}"
         )
     return pooled
 

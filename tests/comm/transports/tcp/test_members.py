@@ -361,7 +361,7 @@ def test_a_shortage_is_an_error_that_leaves_nothing_behind() -> None:
     (result,) = run_commands([command], [clean_environment()], 20)
     refused, *rest = result.stdout.splitlines()
     assert refused.startswith(
-        "[tcp] rank 0: the system refuses what drives its connections: [Errno"
+        "[tcp] rank 0: the system refuses a thread or descriptor for its connections: [Errno"
     )
     assert refused.endswith("ulimit -n for descriptors, -u and -v for threads")
     assert rest == ["files 24", "[] set()", "True"], result
