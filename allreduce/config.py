@@ -13,6 +13,7 @@ from allreduce.devices.options import (
     set_buckets,
     set_floatx,
     set_log_device_placement,
+    set_mixed_precision,
     set_pipelining,
     set_shard_everywhere,
     set_soft_device_placement,
@@ -28,6 +29,7 @@ __all__ = [
     "get_buckets",
     "get_log_device_placement",
     "get_memory_info",
+    "get_mixed_precision",
     "get_pipelining",
     "get_shard_everywhere",
     "get_soft_device_placement",
@@ -39,6 +41,7 @@ __all__ = [
     "set_floatx",
     "set_log_device_placement",
     "set_logical_devices",
+    "set_mixed_precision",
     "set_pipelining",
     "set_shard_everywhere",
     "set_soft_device_placement",
@@ -111,6 +114,11 @@ def get_shard_everywhere() -> bool:
 def get_pipelining() -> bool:
     """Set whether a step's streams and the preparation of batches may overlap."""
     return options.current().pipelining
+
+
+def get_mixed_precision() -> str | None:
+    """Say what operands of products, and gradients that ranks exchange, are rounded to."""
+    return options.current().mixed_precision
 
 
 def functions_run_eagerly() -> bool:

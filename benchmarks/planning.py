@@ -51,6 +51,7 @@ class Plan:
         self.layout = lay_out([(each.name, each.shape) for each in variables], np.float32)
         self.buckets = plan_buckets(self.layout, limit=BUCKET)
         self.sharded: dict[int, ShardMode] = {}
+        self.wire: str | None = None
 
 
 def network(trace: Trace, nodes: int) -> tuple[list[TracedTensor], list[Plan]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import SupportsIndex
 
 from allreduce import events, settings
@@ -12,6 +13,7 @@ from allreduce.devices.integers import integer
 from allreduce.errors import UsageError, unknown_name
 
 FLOATS = ("float32", "float64")
+SHORT_FLOATS = ("bfloat16",)
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Options:
     pipelining: bool = True  # start collectives and prepare batches before they are awaited
     functions_run_eagerly: bool = False  # compute steps op by op, with values to look at
     floatx: str = "float32"  # the default dtype of layers
+    mixed_precision: str | None = None  # of products' operands and exchanged gradients
     intra_op_threads: int | None = None  # BLAS threads per process; None: the library chooses
     inter_op_threads: int = 1  # that run operations of one replica
 
@@ -136,6 +139,26 @@ def set_floatx(dtype: str) -> None:
     if dtype not in FLOATS:
         raise unknown_name("floatx", dtype, FLOATS)
     _replace(floatx=dtype)
+
+
+def set_mixed_precision(dtype: str | None) -> None:
+    """Choose a shorter type for matrix products, convolutions and the exchange of gradients.
+
+    Variables, gradients and optimizers stay float32. Operands of products are rounded to bfloat16,
+    and their results are sums in float32; other operators compute in float32. Gradients are reduced
+    as bfloat16. It holds for steps that are traced from then on, and is the same on all ranks.
+
+    Args:
+        dtype: "bfloat16", or None for none.
+
+    Raises:
+        UsageError: It is another type, or the package ml_dtypes is not installed.
+    """
+    if dtype not in (None, *SHORT_FLOATS):
+        raise unknown_name("mixed precision", str(dtype), SHORT_FLOATS)
+    if dtype is not None and find_spec("ml_dtypes") is None:
+        raise UsageError(f"mixed precision of {dtype} needs ml_dtypes: pip install ml_dtypes")
+    _replace(mixed_precision=dtype)
 
 
 def set_intra_op_threads(count: int | None) -> None:

@@ -51,6 +51,7 @@ class Op:
             all that it needs of an element before it writes there.
         by_rows: Whether each output row depends only on the same row of the first input, so that
             the kernel can be given some of the rows of both.
+        is_product: Whether it adds up products of its inputs, which mixed precision shortens.
         host: Whether it always runs on a CPU, such as operations with input or output.
         cuda: The GPU kernel; operators that need a kernel run on GPUs only with it.
         users: Whether a user has added it; its kernels are then checked more closely.
@@ -65,6 +66,7 @@ class Op:
     elementwise: bool = False
     in_place: bool = False
     by_rows: bool = False
+    is_product: bool = False
     host: bool = False
     cuda: Kernel | None = None
     users: bool = False

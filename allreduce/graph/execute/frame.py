@@ -50,6 +50,7 @@ class Frame:
     Attributes:
         values: Each node's value, by the node's id.
         works: Collectives that were started and not awaited, by node.
+        received: What is to be done when a collective has ended, by node.
         clocks: This step's collectives, by node.
         loops: The scans, by node.
         in_place: Gradients that are computed directly in an arena, by node.
@@ -78,6 +79,7 @@ class Frame:
         self.checksums: dict[int, StepChecksum] = {}  # by id of the plan
         self.values: dict[int, np.ndarray] = {}
         self.works: dict[int, Work] = {}
+        self.received: dict[int, Callable[[], None]] = {}
         self.clocks: dict[int, Clock] = {}
         self.loops: dict[int, ScanLoop] = {}
         self.runtime: dict[str, np.ndarray] = {}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from allreduce import settings
+from allreduce.comm.arguments.arrays import dtype_named
 from allreduce.devices import options
 from allreduce.errors import UsageError
 from allreduce.graph.core.node import Node, blame
@@ -157,6 +158,8 @@ def _all_reduce_bucket(frame: Frame, node: Node) -> Step:
     bucket, communicator = node.attrs["bucket"], frame.communicator
     arena, checksum = frame.arena(node), frame.checksum(node)
     part = arena.gradients[bucket.start : bucket.stop]
+    if "wire" in node.attrs:
+        return _short_all_reduce(frame, node, part)
     start = communicator.all_reduce_init(part, op="sum", out=part)
 
     def run() -> None:
@@ -164,6 +167,19 @@ def _all_reduce_bucket(frame: Frame, node: Node) -> Step:
             arena.number = arena.iterations + 1
         if checksum is not None:
             checksum.put(arena)
+        frame.works[node.id] = start()
+
+    return run
+
+
+def _short_all_reduce(frame: Frame, node: Node, part: np.ndarray) -> Step:
+    """Reduce gradients in a shorter dtype; what waits for it has them in their own."""
+    wire = np.empty(part.shape, dtype_named(node.attrs["wire"]))
+    start = frame.communicator.all_reduce_init(wire, op="sum", out=wire)
+    frame.received[node.id] = lambda: _put(part, wire)
+
+    def run() -> None:
+        _put(wire, part)
         frame.works[node.id] = start()
 
     return run

@@ -8,6 +8,7 @@ from typing import Any
 
 from allreduce import events
 from allreduce.comm import Work
+from allreduce.comm.arguments.arrays import dtype_named
 from allreduce.devices import options
 from allreduce.graph.core.node import Node, blame
 from allreduce.graph.core.op_table import lookup
@@ -49,6 +50,8 @@ def end(frame: Frame, collective: int) -> None:
         ended = started[: started.index(collective) + 1]
     for each in ended:
         wait_for(frame, frame.facts.nodes[each], frame.works.pop(each))
+        if each in frame.received:
+            frame.received[each]()
         if frame.watches:
             look_at(frame, frame.facts.nodes[each])
 
@@ -113,5 +116,6 @@ def nbytes_of(frame: Frame, node: Node) -> int:
     """Return the bytes of a collective's or a transfer's result in a frame's steps."""
     if "bucket" not in node.attrs:
         return prod(frame.shape(node)) * node.spec.dtype.itemsize
-    bucket = node.attrs["bucket"]
-    return int((bucket.stop - bucket.start) * frame.arena(node).layout.dtype.itemsize)
+    bucket, wire = node.attrs["bucket"], node.attrs.get("wire")
+    dtype = dtype_named(wire) if wire else frame.arena(node).layout.dtype
+    return int((bucket.stop - bucket.start) * dtype.itemsize)

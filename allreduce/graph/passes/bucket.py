@@ -42,6 +42,8 @@ class Plan(Protocol):
     ) -> Mapping[int, ShardMode]: ...  # the buckets that are updated in slices, by index
     @property
     def variables(self) -> Sequence[Any]: ...
+    @property
+    def wire(self) -> str | None: ...  # the dtype of exchanged gradients, if it is another one
 
 
 def bucket(graph: Graph, plans: Sequence[Plan], replicas: int) -> Graph:
@@ -133,8 +135,11 @@ def _summed(
     rewriter: Rewriter, node: Node, plan: Plan, part: Bucket, written: list[int]
 ) -> list[int]:
     """Add the reduction of a bucket; return the nodes that its update must wait for."""
-    op = _REDUCING[_mode(plan, part)]
+    mode = _mode(plan, part)
+    op = _REDUCING[mode]
     attrs = {"plan": plan, "bucket": part, "rule": node.attrs["rule"]}
+    if plan.wire and mode is None and not part.has_header:
+        attrs["wire"] = plan.wire
     return written if op is None else [_add(rewriter, node, op, (), attrs, written)]
 
 
@@ -163,9 +168,8 @@ def _stores(rewriter: Rewriter, node: Node, plan: Plan) -> tuple[dict[int, int],
 def _parts(plan: Plan, reduce: bool) -> list[Bucket]:
     """List the buckets; first the header, if it is separate."""
     modes = plan.sharded
-    if not reduce or not (
-        ShardMode.MAPPED in modes.values() or modes.get(0) is ShardMode.SCATTERED
-    ):
+    apart = ShardMode.MAPPED in modes.values() or modes.get(0) is ShardMode.SCATTERED
+    if not reduce or not (apart or plan.wire):
         return list(plan.buckets)
     return [header_alone(plan.layout), *(each.without_header() for each in plan.buckets)]
 

@@ -79,6 +79,8 @@ def apply(name: str, *inputs: Any, **attrs: Any) -> Tensor:
     """
     op = lookup(name)
     tensors = [as_tensor(value) for value in inputs]
+    if op.is_product and options.current().mixed_precision is not None:
+        tensors = [_shortened(tensor) for tensor in tensors]
     try:
         spec = op.shape([tensor.spec for tensor in tensors], attrs)
     except ShapeError as error:
@@ -87,6 +89,23 @@ def apply(name: str, *inputs: Any, **attrs: Any) -> Tensor:
     if trace is None:
         return _run_now(op, [_concrete(tensor, name) for tensor in tensors], attrs, spec)
     return trace.add(name, [_traced(tensor) for tensor in tensors], attrs, spec)
+
+
+def _shortened(tensor: Tensor) -> Tensor:
+    """Round a product's operand, unless it has been rounded for another one."""
+    if tensor.dtype != np.float32 or _is_short(tensor):
+        return tensor
+    return apply("round_to_bfloat16", tensor)
+
+
+def _is_short(tensor: Tensor) -> bool:
+    trace = current_trace()
+    if trace is None or not isinstance(tensor, TracedTensor) or tensor.trace is not trace:
+        return False
+    node = trace.nodes[tensor.id]
+    while lookup(node.op).view is not None:
+        node = trace.nodes[node.inputs[0]]
+    return node.op == "round_to_bfloat16"
 
 
 def _traced(tensor: Tensor) -> TracedTensor:

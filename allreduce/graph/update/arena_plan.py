@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from allreduce.devices import lookup
+from allreduce.devices import lookup, options
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError
 from allreduce.graph.trace.variable import Variable
@@ -40,6 +40,7 @@ class ArenaPlan:
         buckets: The ranges of the arena that one collective each reduces.
         sharded: The buckets with sharded updates, by index, and the mode of each.
         accumulation: Counts the micro-batches of an update.
+        wire: The dtype of the gradients that replicas exchange, if it is not the arena's.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class ArenaPlan:
         self.layout: Layout = lay_out(named, variables[0].dtype)
         self.buckets: tuple[Bucket, ...] = choose_buckets(host, rule, self.layout)
         self._replicas = host.num_replicas_in_sync
+        self.wire = options.current().mixed_precision if self.layout.dtype == np.float32 else None
         agree_on_cuts(host, self.buckets)
         self.sharded = agree_to_shard(host, rule, self.layout, self.buckets)
         self._maps_slots = ShardMode.MAPPED in self.sharded.values()

@@ -32,7 +32,10 @@ def agree_to_shard(
     if first is None:
         return {}
     chosen: dict[int, ShardMode] = {}
-    wanted = pass_switches.is_on("shard") and (updates(first) or options.current().shard_everywhere)
+    given = options.current()
+    # Slices are exchanged in float32.
+    usual = updates(first) and given.mixed_precision is None
+    wanted = pass_switches.is_on("shard") and (usual or given.shard_everywhere)
     if wanted and _has_native(rule, layout):
         for each in buckets:
             if is_large(each, layout):

@@ -56,6 +56,7 @@ class Plan:
         self.layout: Layout = lay_out([(v.name, v.shape) for v in variables], np.float32)
         self.buckets: tuple[Bucket, ...] = plan_buckets(self.layout, limit)
         self.sharded: dict[int, ShardMode] = {}
+        self.wire: str | None = None
 
 
 def _variable(name: str, *shape: int) -> Variable:

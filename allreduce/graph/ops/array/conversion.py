@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from allreduce.comm.arguments.arrays import dtype_named
 from allreduce.graph.core.op_table import Attrs, Op, cut, register
 from allreduce.graph.core.spec import Spec
 from allreduce.graph.core.tensor import Tensor
@@ -35,3 +36,11 @@ def stop_gradient(x: Any) -> Tensor:
 
 
 register(Op("stop_gradient", same_spec, gradient=cut, view=lambda x, attrs: x))
+
+
+def _round_to_bfloat16(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+    np.copyto(out, inputs[0].astype(dtype_named("bfloat16")))
+
+
+# Not elementwise: a chain with it would have no native kernel.
+register(Op("round_to_bfloat16", same_spec, _round_to_bfloat16, lambda dy, y, x, attrs: [dy]))

@@ -213,7 +213,7 @@ def _without_shape(attrs: Attrs) -> dict[str, Any]:
 
 
 # Each is linear in either input, so that their gradients are one another.
-register(Op("conv2d", _shape, _conv2d, _conv2d_gradient, by_rows=True))
+register(Op("conv2d", _shape, _conv2d, _conv2d_gradient, by_rows=True, is_product=True))
 register(
     Op(
         "conv2d_images",
@@ -224,6 +224,7 @@ register(
             apply("conv2d_kernel", dy, x[0], **{**attrs, "shape": x[1].shape}),
         ],
         by_rows=True,
+        is_product=True,
     )
 )
 register(
@@ -235,5 +236,6 @@ register(
             apply("conv2d_images", x[1], dy, **{**attrs, "shape": x[0].shape}),
             apply("conv2d", x[0], dy, **_without_shape(attrs)),
         ],
+        is_product=True,
     )
 )
