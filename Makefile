@@ -1,5 +1,5 @@
-# make train · test · bench · lint · torture · clean. Each sets up what it needs in .venv, from nothing
-# but Python 3.11 with venv and a C++20 compiler; mpirun comes from a wheel.
+# make train · test · gpu-test · bench · lint · torture · clean. Each sets up what it needs in .venv, from
+# nothing but Python 3.11 with venv and a C++20 compiler; mpirun comes from a wheel.
 
 PYTHON ?= python3
 N ?= 8
@@ -8,12 +8,13 @@ ARGS ?=
 BIN := .venv/bin
 # Most of what it installs is never imported; what is, is compiled to bytecode then.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
-KERNELS := $(shell find kernels -type f)
+# Kernels for GPUs are compiled where they run.
+KERNELS := $(shell find kernels -type f -not -path 'kernels/cuda/*')
 # All tests wait as much as they compute: two lanes, each with whole files, in the order of their names
 # but for the longest (tests/conftest.py).
 # What ARGS chooses runs in one, without starting further processes for it.
 LANES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
-NATIVE := $(filter %.cpp %.h %.hpp %.cu %.cuh,$(KERNELS) $(shell find tests benchmarks -type f))
+NATIVE := $(filter %.cpp %.h %.hpp %.cu %.cuh,$(shell find kernels tests benchmarks -type f))
 
 # Tests and benchmarks start processes: they have to find this mpirun before any other.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -21,7 +22,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help train test bench lint torture clean
+.PHONY: help train test gpu-test gpu-lane bench lint torture clean
 .DELETE_ON_ERROR:
 
 help:
@@ -32,6 +33,20 @@ train: .venv/.installed
 
 test: .venv/.test
 	$(BIN)/python -m pytest -m "not torture" $(or $(ARGS),$(LANES))
+	$(if $(ARGS),,@$(MAKE) --no-print-directory gpu-lane)
+
+# On this machine's GPUs; where it has none, or with STANDINS=1, on simulated ones.
+gpu-test: .venv-gpu/.installed .venv/.test
+	.venv-gpu/bin/python -m tests.gpu.launch -- .venv-gpu/bin/python -m pytest -m "not torture" \
+	  $(or $(ARGS),tests/gpu)
+
+# As `make test` runs it: a machine that cannot have the packages still tests everything else.
+gpu-lane:
+	@if $(MAKE) --no-print-directory .venv-gpu/.installed; then \
+	  $(MAKE) --no-print-directory gpu-test; \
+	else \
+	  echo "make: tests/gpu is skipped: its packages (tests/gpu/requirements.txt) cannot be installed"; \
+	fi
 
 torture: .venv/.test
 	$(BIN)/python -m pytest -m torture $(ARGS)
@@ -57,7 +72,7 @@ lint: .venv/.lint
 	  allreduce tests benchmarks mpi_examples
 
 clean:
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf .venv .venv-gpu build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- what each of them needs -------------------------------------------------------------------------
@@ -92,6 +107,16 @@ clean:
 	@$(BIN)/python -c 'from importlib.metadata import version; version("allreduce")' || { \
 	  echo "make: .venv has lost allreduce; make clean, and again" >&2; exit 1; }
 	@$(PIP) "allreduce[$*]"
+	@touch $@
+
+# An environment beside .venv, whose packages it sees too: about 700 MB more.
+.venv-gpu/.installed: .venv/.test tests/gpu/requirements.txt
+	@echo "installing what make gpu-test needs into .venv-gpu ..."
+	@$(PYTHON) -m venv --clear .venv-gpu
+	@folder=$$(echo .venv/lib/python3*/site-packages); \
+	  echo "import site; site.addsitedir('$(CURDIR)/$$folder')" > .venv-gpu/$${folder#.venv/}/beside.pth
+	@.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	  --requirement tests/gpu/requirements.txt
 	@touch $@
 
 # mypy reads the tests too, and so the types of what they import.
