@@ -112,6 +112,8 @@ TABLE: tuple[Setting, ...] = (
     Setting("TCP_INTERFACE", _text, None, "an interface or address", "where hosts reach another"),
     Setting("SHARED_PULL", _switch, True, "on or off", "whether ranks read each other's memory"),
     Setting("HOST", _text, None, "any non-empty text", "a name for this host, in its own's place"),
+    Setting("CLUSTER", _text, None, "JSON, or a file's path", "the cluster's tasks and addresses"),
+    Setting("TASK", _text, None, "job:number, such as worker:0", "this process's task"),
     Setting("TIMEOUT", _seconds, 300.0, "seconds above 0, up to 1e6", "how long a wait may last"),
     Setting("GRACE", _patience, GRACE, "seconds from 0, up to 1e6", "what an ending rank may take"),
     Setting("LOG_LEVEL", _level, None, "DEBUG, INFO, WARNING, ERROR or CRITICAL", "log verbosity"),
@@ -134,6 +136,8 @@ class Settings:
     tcp_interface: str | None
     shared_pull: bool
     host: str | None
+    cluster: str | None
+    task: str | None
     timeout: float
     grace: float
     log_level: str | None
