@@ -84,6 +84,10 @@ class Arena:
         self.completes = True  # whether it is the last one, after which parameters change
         self.digests = b""  # of the steps of the earlier micro-batches, which ranks compare
 
+    def with_own_gradients(self) -> ArenaShare:
+        """Return an arena with gradients of its own, and this one's parameters and slots."""
+        return ArenaShare(self)
+
     @property
     def count(self) -> np.ndarray:
         """The number of samples behind the gradients, as an array of one element."""
@@ -93,3 +97,28 @@ class Arena:
         """Return parameter `index`'s part of an array, in its shape; shares memory."""
         span = self.layout.spans[index]
         return kind[span.start : span.start + span.size].reshape(span.shape)
+
+
+class ArenaShare(Arena):
+    """Another arena's parameters, slots and count of updates, with gradients of its own.
+
+    Programs that run at the same time can so compute gradients of the same variables.
+    """
+
+    def __init__(self, whole: Arena) -> None:
+        self._whole = whole
+        self.layout, self.parameters, self.slots = whole.layout, whole.parameters, whole.slots
+        self.gradients = np.zeros_like(whole.gradients)
+        self.divisor = np.ones_like(whole.divisor)
+        self.sums = {}
+        self.number = 0
+        self.loaded = whole.loaded
+
+    @property
+    def iterations(self) -> int:
+        """The number of updates, by whichever program."""
+        return self._whole.iterations
+
+    @iterations.setter
+    def iterations(self, value: int) -> None:
+        self._whole.iterations = value

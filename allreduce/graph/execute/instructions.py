@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,6 +32,7 @@ from allreduce.graph.trace.printing import say
 from allreduce.graph.update.step_checksum import begin_update
 
 _BLOCK = 1 << 20  # elements
+_CHANGES = ("assign", "update_bucket")  # of variables that other programs use
 
 
 def build(frame: Frame, node: Node) -> Step:
@@ -40,7 +42,19 @@ def build(frame: Frame, node: Node) -> Step:
     step = _BUILDERS.get(node.op, usual)(frame, node)
     if frame.syncs:
         step = _synchronized(frame, node, step)
+    if frame.replica.guard is not None and node.op in _CHANGES:
+        step = _guarded(frame.replica.guard, step)
     return watched(frame, node, step) if options.current().check_numerics else step
+
+
+def _guarded(guard: threading.Lock, step: Step) -> Step:
+    """Return `step` so that it excludes other programs' changes of variables."""
+
+    def run() -> None:
+        with guard:
+            step()
+
+    return run
 
 
 def _synchronized(frame: Frame, node: Node, step: Step) -> Step:

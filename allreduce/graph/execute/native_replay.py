@@ -77,6 +77,8 @@ class NativeReplay:
             return False  # but its result stays in place
         if node.device is None or node.device.kind != "CPU":
             return False
+        if self._frame.replica.guard is not None and lookup(node.op).kind == "effect":
+            return False
         out = _target(self._frame, node)
         if out is None:
             return False

@@ -36,6 +36,11 @@ def partition(graph: Graph) -> Graph:
     return cut if len(cut.nodes) == len(whole.nodes) else _without_idle_looks(cut)
 
 
+def partition_tasks(graph: Graph) -> Graph:
+    """Insert the transfers between tasks only."""
+    return _Cut(graph, task_of, True).run()
+
+
 def task_of(node: Node) -> DeviceName:
     """Return the task of a placed node, as a device name without a device."""
     assert node.device is not None, node

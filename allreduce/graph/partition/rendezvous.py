@@ -81,3 +81,10 @@ class LocalRendezvous(Rendezvous):
             for key in [k for k in self._values if (k.generation, k.step) == (generation, step)]:
                 del self._values[key]
             self._changed.notify_all()
+
+    def forget(self, generation: int, step: int) -> None:
+        """Drop what is left of a step that has ended, and its error."""
+        with self._changed:
+            self._aborted.pop((generation, step), None)
+            for key in [k for k in self._values if (k.generation, k.step) == (generation, step)]:
+                del self._values[key]

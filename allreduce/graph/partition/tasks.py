@@ -1,51 +1,90 @@
-"""Split a program that spans several tasks into one part per task."""
+"""Split a graph that spans several tasks into one part per task."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from allreduce.devices.names import DeviceName
-from allreduce.graph.core.node import Node
-from allreduce.graph.partition.partition import task_of
-from allreduce.graph.schedule.program import Program
-from allreduce.graph.schedule.schedule import bind
+from allreduce.graph.core.node import Graph, Node, Rewriter
+from allreduce.graph.partition.partition import ANYWHERE, partition_tasks, task_of
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One task's part of a program.
+    """One task's part of a graph.
 
     Attributes:
-        program: The part; it exchanges values with the others through a rendezvous.
-        feeds: The indices of the whole program's inputs that it takes.
-        fetches: The indices of the whole program's outputs that it returns.
+        graph: The part; it exchanges values with the others through a rendezvous.
+        feeds: The indices of the whole graph's inputs that it takes.
+        fetches: The indices of the whole graph's outputs that it returns.
     """
 
-    program: Program
+    graph: Graph
     feeds: tuple[int, ...]
     fetches: tuple[int, ...]
 
+    @property
+    def destinations(self) -> set[DeviceName]:
+        """The tasks that it sends values to."""
+        sent = [node.attrs["destination"] for node in self.graph.nodes if node.op == "send"]
+        return {task_of_device(DeviceName.parse(each)) for each in sent}
 
-def split(program: Program) -> dict[DeviceName, Part]:
-    """Split a program by task.
 
-    The parts keep the whole program's order. Every receive follows its send in that order, and each
-    task runs its part in order, so tasks cannot deadlock.
+def split(graph: Graph) -> dict[DeviceName, Part]:
+    """Split a placed graph by task, and insert the transfers between its parts.
+
+    Each task makes its transfers in their order in the whole graph. A receive follows its send in
+    that order and a send never blocks, so tasks cannot deadlock, whatever order each of them gives
+    to the rest of its part.
     """
-    issued = [each.node for each in program.instructions]
-    tasks = dict.fromkeys(task_of(node) for node in (*program.given.values(), *issued))
-    return {task: _part(program, issued, task) for task in tasks}
+    whole = partition_tasks(graph)
+    placed = [node for node in whole.nodes if node.op not in ANYWHERE]
+    placed += [whole.nodes[i] for i in whole.outputs]
+    return {task: _part(whole, task) for task in dict.fromkeys(map(task_of, placed))}
 
 
-def _part(program: Program, issued: list[Node], task: DeviceName) -> Part:
-    own = [node for node in issued if task_of(node) == task]
-    feeds = [n for n, i in enumerate(program.inputs) if task_of(program.given[i]) == task]
-    fetches = [n for n, node in enumerate(program.outputs) if task_of(node) == task]
-    inputs = tuple(program.inputs[n] for n in feeds)
-    outputs = tuple(program.outputs[n] for n in fetches)
+def task_of_device(name: DeviceName) -> DeviceName:
+    """Return the task of a device."""
+    return DeviceName(job=name.job, replica=name.replica, task=name.task)
+
+
+def task_name(task: DeviceName) -> str:
+    """Return a task's name for messages and keys: "/job:ps/task:0"."""
+    return f"/job:{task.job}/task:{task.task}"
+
+
+def _part(whole: Graph, task: DeviceName) -> Part:
+    needed = {node.id for node in whole.nodes if _is_of(node, task)}
     # Constants are made wherever they are read.
-    needed = {*inputs, *(i for node in own for i in node.inputs), *(node.id for node in outputs)}
-    given = {i: node for i, node in program.given.items() if i in needed}
-    part = Program(bind(own, given), given, inputs, outputs)
-    part.check()
-    return Part(part, tuple(feeds), tuple(fetches))
+    needed.update(i for node in whole.nodes if node.id in needed for i in node.inputs)
+    rewriter = Rewriter(whole)
+    effects: list[int] = []
+    transfers: list[int] = []
+    home = replace(task, kind="CPU", index=0)
+    for node in whole.nodes:
+        if node.id not in needed:
+            continue
+        if not _is_of(node, task):
+            rewriter.keep(node, device=home)
+            continue
+        is_transfer = node.op in ("send", "receive")
+        earlier = tuple(transfers[-1:]) if is_transfer else ()
+        known = tuple(rewriter.moved[i] for i in node.control if i in rewriter.moved)
+        kept = rewriter.keep(node, control=tuple(dict.fromkeys((*known, *earlier))))
+        if is_transfer:
+            transfers.append(kept)
+        if is_transfer or node.id in whole.effects:
+            effects.append(kept)
+    feeds = [n for n, i in enumerate(whole.inputs) if i in rewriter.moved]
+    fetches = [n for n, i in enumerate(whole.outputs) if _is_of(whole.nodes[i], task)]
+    graph = Graph(
+        tuple(rewriter.nodes),
+        tuple(rewriter.moved[whole.inputs[n]] for n in feeds),
+        tuple(rewriter.moved[whole.outputs[n]] for n in fetches),
+        tuple(effects),
+    )
+    return Part(graph, tuple(feeds), tuple(fetches))
+
+
+def _is_of(node: Node, task: DeviceName) -> bool:
+    return task_of(node) == task

@@ -18,6 +18,7 @@ from allreduce.graph.execute.bound_program import BoundProgram
 from allreduce.graph.execute.executor import Executor
 from allreduce.graph.execute.timing import BatchTiming
 from allreduce.graph.partition.partition import partition
+from allreduce.graph.partition.rendezvous import Rendezvous
 from allreduce.graph.passes.validate import check_order
 from allreduce.graph.placement.placement import Placed, place, report
 from allreduce.graph.schedule.dependence import dependents, of_replica
@@ -185,6 +186,21 @@ def compile_alone(
         graph = partition(_optimized(graph))
         executor = Executor(_program(graph), replica, {})
         return Compiled(graph, [executor], returned, [], placed=placed)
+
+
+def compile_part(host: Host, graph: Graph, rendezvous: Rendezvous) -> Executor:
+    """Compile one task's part of a placed graph; other programs may change the same variables.
+
+    Args:
+        host: One replica, on the devices of the part.
+        graph: The part, with its transfers from and to other tasks.
+        rendezvous: Exchanges values with the other parts.
+    """
+    plans = [plan for _, plan in _updates(host, graph)]
+    _settle(graph)
+    program = _program(partition(passes.bucket(_optimized(graph), plans, 1)))
+    arenas = {id(plan): plan.arenas[0].with_own_gradients() for plan in plans}
+    return Executor(program, host.replicas[0], arenas, None, rendezvous)
 
 
 def _trace(host: Host, fn: Callable[..., Any], arguments: Arguments) -> tuple[Graph, Returned]:

@@ -35,7 +35,7 @@ def print_values(*values: Any, sep: str = " ") -> None:
         tensor = as_tensor(leaf) if isinstance(leaf, Tensor | Variable) else None
         if isinstance(tensor, TracedTensor):
             tensors.append(tensor)
-            return _Printed(len(tensors) - 1)
+            return Printed(len(tensors) - 1)
         return tensor.value if isinstance(tensor, ConcreteTensor) else leaf
 
     parts = tuple(pytree.map_leaves(part, value) for value in values)
@@ -51,7 +51,7 @@ print_values.__name__ = print_values.__qualname__ = "print"
 
 
 @dataclass(frozen=True, slots=True)
-class _Printed:
+class Printed:
     """Represents a tensor in the printed structure."""
 
     __leaf__: ClassVar[bool] = True  # of the structures that `nest` takes apart
@@ -70,14 +70,14 @@ class _AsText:
 
 
 def _open(part: Any) -> bool:
-    return any(isinstance(leaf, _Printed) for leaf in pytree.leaves(part))
+    return any(isinstance(leaf, Printed) for leaf in pytree.leaves(part))
 
 
 def say(values: Sequence[Any], parts: Sequence[Any], sep: str, who: str = "") -> None:
     """Print one line; lines of several replicas do not mix."""
 
     def value_of(leaf: Any) -> Any:
-        if isinstance(leaf, _Printed):
+        if isinstance(leaf, Printed):
             leaf = values[leaf.index]
         return _AsText(leaf) if isinstance(leaf, np.ndarray) else leaf
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakSet
@@ -32,6 +33,7 @@ class Replica:
         rank_digest: The digest of its process's batches and assigned values.
         runs: Runs of its programs in which pool threads may still be active.
         releasable: Its executors; one of them runs at a time.
+        guard: The lock that each change of a variable takes, if several programs run at a time.
     """
 
     index: int
@@ -42,6 +44,7 @@ class Replica:
     rank_digest: RankDigest = field(default_factory=RankDigest, repr=False, compare=False)
     runs: list[Run] = field(default_factory=list, repr=False, compare=False)
     releasable: WeakSet[Releasable] = field(default_factory=WeakSet, repr=False, compare=False)
+    guard: threading.Lock | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,16 @@ import pytest
 import allreduce as ar
 from allreduce.devices import DeviceName
 from allreduce.errors import PeerLostError, TimeoutError, UsageError
-from allreduce.graph import PerReplica, Replicator, scope_of
+from allreduce.graph import Replicator, scope_of
+from allreduce.graph.core.node import Graph, Node
 from allreduce.graph.core.spec import BATCH, Spec
 from allreduce.graph.execute.executor import Executor
-from allreduce.graph.partition.partition import partition, task_of
+from allreduce.graph.partition.partition import partition, partition_tasks, task_of
 from allreduce.graph.partition.rendezvous import Key, LocalRendezvous
-from allreduce.graph.partition.tasks import split
+from allreduce.graph.partition.tasks import Part, split
 from allreduce.graph.placement.device_map import Places
 from allreduce.graph.placement.placement import place
-from allreduce.graph.schedule.empty_shard import null_program
+from allreduce.graph.replicate.compiled import compile_part
 from allreduce.graph.schedule.program import Program
 from allreduce.graph.schedule.schedule import schedule
 from allreduce.graph.trace.replica import StepInfo
@@ -41,64 +43,16 @@ class TwoTasks(Replicator):
 
     @property
     def places(self) -> list[Places]:
-        return [Places(HERE, {HERE: HERE, OTHER: HERE_TOO})]
-
-
-def _train(batches: Sequence[np.ndarray], apart: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Run a step of both tasks; gives what it returned each time, and its variables."""
-    ar.set_seed(3)
-    host = TwoTasks()
-    with scope_of(host):
-        first = ar.nn.Dense(4, activation="tanh", name="first")
-        with ar.device("/task:1"):
-            second = ar.nn.Dense(2, name="second")
-            counter = ar.Variable(np.zeros((), np.int64), name="counter")
-        optimizer = ar.optim.Adam(0.1)
-
-    def step(x: ar.Tensor) -> Any:
-        loss = ar.ops.sum(ar.ops.square(second(first(x))), axis=1)
-        counter.assign(counter + 1)
-        optimizer.minimize(loss, [*first.variables, *second.variables])
-        return loss, counter * 1, ar.ops.sum(loss)
-
-    returned: list[np.ndarray] = []
-    if not apart:
-        for x in batches:
-            results = host.run(step, args=(PerReplica((x,)),))
-            returned += [each.values[0] for each in results]
-    else:
-        host.run(step, args=(PerReplica((batches[0][:0],)),))  # compiled, and nothing learnt
-        counter.assign(0)
-        (compiled,) = next(iter(host._programs._functions.values())).by_signature.values()
-        for array in compiled.updates[0][1].arenas + compiled.updates[1][1].arenas:
-            array.iterations = 0
-        whole = compiled.executors[0]
-        meeting = LocalRendezvous()
-        parts = split(whole.program)
-        executors = [
-            Executor(part.program, whole.replica, whole.arenas, None, meeting)
-            for part in parts.values()
-        ]
-        for number, x in enumerate(batches, 2):
-            feeds = [[(x,)[i] for i in part.feeds] for part in parts.values()]
-            found = _run(executors, feeds, StepInfo(len(x), 0, number))
-            outputs = {
-                i: value
-                for part, values in zip(parts.values(), found, strict=True)
-                for i, value in zip(part.fetches, values, strict=True)
-            }
-            returned += [outputs[i] for i in sorted(outputs)]
-    variables = [*first.variables, *second.variables, counter]
-    return returned, [variable.numpy() for variable in variables]
+        return [Places(HERE, {HERE: HERE, HERE_TOO: HERE_TOO, OTHER: HERE, OTHER_TOO: HERE_TOO})]
 
 
 def _run(executors: Sequence[Executor], feeds: Sequence[Any], info: StepInfo) -> list[Any]:
-    """Run each task in a thread of its own; the first one's error is raised at last."""
+    """Run each task in a thread of its own; an error stands in the place of a task's results."""
     results: list[Any] = [None] * len(executors)
 
     def run(index: int) -> None:
         try:
-            results[index] = executors[index].run(feeds[index], info, batch=True)
+            results[index] = executors[index].run(feeds[index], info, batch=False)
         except Exception as error:
             results[index] = error
 
@@ -111,19 +65,19 @@ def _run(executors: Sequence[Executor], feeds: Sequence[Any], info: StepInfo) ->
     return results
 
 
-def test_two_tasks_compute_what_one_executor_does() -> None:
-    random = np.random.default_rng(0)
-    # The last batch leaves the replica without samples.
-    batches = [random.standard_normal((rows, 3)).astype(np.float32) for rows in (5, 2, 5, 0)]
-    together, apart = _train(batches, apart=False), _train(batches, apart=True)
-    for one, other in zip((*together[0], *together[1]), (*apart[0], *apart[1]), strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert together[1][-1] == 4
+def _placed(fn: Any) -> Graph:
+    return place(record(fn, FLOATS), HERE, [HERE, HERE_TOO, OTHER, OTHER_TOO])[0]
+
+
+def _executors(graph: Graph) -> tuple[list[Part], list[Executor]]:
+    """Compile each task's part of a graph; returns the parts and their executors."""
+    meeting, host = LocalRendezvous(), TwoTasks()
+    parts = list(split(graph).values())
+    return parts, [compile_part(host, part.graph, meeting) for part in parts]
 
 
 def _cut(fn: Any) -> Program:
-    placed, _ = place(record(fn, FLOATS), HERE, [HERE, HERE_TOO, OTHER, OTHER_TOO])
-    return schedule(partition(placed))
+    return schedule(partition(_placed(fn)))
 
 
 def _there_and_back(x: ar.Tensor) -> list[ar.Tensor]:
@@ -170,16 +124,40 @@ def test_a_view_is_not_sent_but_repeated() -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_parts_hold_their_own_tasks_nodes_and_null_programs_leave_out_both_ends() -> None:
-    whole = _cut(_there_and_back)
-    parts = split(whole)
-    assert [task.task for task in parts] == [0, 1]
-    for task, part in parts.items():
-        assert {task_of(each.node) for each in part.program.instructions} == {task}
-        assert not null_program(part.program).instructions, "all of it is of samples"
-    assert [part.feeds for part in parts.values()] == [(0,), ()]
-    assert [part.fetches for part in parts.values()] == [(0, 1), ()]
-    assert sum(len(part.program.instructions) for part in parts.values()) == len(whole.instructions)
+def test_parts_hold_their_own_tasks_nodes_and_compute_what_the_whole_does() -> None:
+    graph = _placed(_there_and_back)
+    parts, executors = _executors(graph)
+    for number, part in enumerate(parts):
+        assert {task_of(node).task for node in part.graph.nodes} == {number}
+    assert [part.feeds for part in parts] == [(0,), ()]
+    assert [part.fetches for part in parts] == [(0, 1), ()]
+    assert [len(part.destinations) for part in parts] == [1, 1]
+    x = np.random.default_rng(0).random((5, 3)).astype(np.float32)
+    found, nothing = _run(executors, [[x], []], StepInfo(5, 0, 1))
+    assert nothing == []
+    for one, other in zip(found, interpret(graph, [x], 5), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_transfers_stand_in_one_order_on_each_task() -> None:
+    def crossing(x: ar.Tensor) -> list[ar.Tensor]:
+        with ar.device("/task:1/CPU:0"):
+            first, second = ar.ops.exp(x), ar.ops.tanh(x)
+        with ar.device("/task:0/CPU:0"):
+            third = second * 2.0
+            return [first + 1.0, third]
+
+    whole = partition_tasks(_placed(crossing))
+    order = [n.attrs["edge"] for n in whole.nodes if n.op == "receive"]
+    for part in split(_placed(crossing)).values():
+        moved = [node for node in part.graph.nodes if node.op in ("send", "receive")]
+        assert [n.attrs["edge"] for n in moved] == [e for e in order if e in _edges(moved)]
+        for before, after in pairwise(moved):
+            assert before.id in after.control
+
+
+def _edges(nodes: Sequence[Node]) -> set[int]:
+    return {node.attrs["edge"] for node in nodes}
 
 
 def test_an_order_between_tasks_is_kept_by_a_transfer_without_a_value() -> None:
@@ -208,12 +186,7 @@ def test_an_error_of_one_task_ends_the_other_with_the_cause() -> None:
         with ar.device("/task:0/CPU:0"):
             return [y * 2.0]
 
-    host = TwoTasks()
-    meeting = LocalRendezvous()
-    parts = split(_cut(fn))
-    executors = [
-        Executor(part.program, host.replicas[0], {}, None, meeting) for part in parts.values()
-    ]
+    _, executors = _executors(_placed(fn))
     bad = np.full((2, 3), 9, np.float32)
     waiting, failed = _run(executors, [[bad], []], StepInfo(2, 0, 1))
     assert isinstance(failed, UsageError)
