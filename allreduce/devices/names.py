@@ -74,6 +74,9 @@ class DeviceName:
                 if field in fields:
                     raise _malformed(text, f"it says {field} twice")
                 fields[field] = value
+        if fields.get("job") == "localhost":  # TensorFlow's name for this process's task
+            del fields["job"]
+            fields.pop("task", None)
         return cls(**fields)  # type: ignore[arg-type]  # _read_part gives each field its own type
 
     def __str__(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -68,21 +68,27 @@ class Variable(Operators):
             )
         self.name = name
         self.trainable = trainable
+        self.home: object | None = None  # the device, or whose arena the storage is a view of
         self.replicator = _current_owner() if replicator is None else replicator
         self.spec = Spec(np.shape(value), value.dtype)
         # The device that the scopes ask for; None for its replica's first device.
         asked = {"name": name, "trainable": trainable}
         self.device = choose(Node(0, "variable", (), asked, self.spec)).device
+        # Its value on the task of a cluster that holds it, which is created from this one; None
+        # for a variable of this process.
+        self.initial: np.ndarray | None = None
+        if self.device is not None and _is_remote(self.device, self.replicator.places[0]):
+            self.initial, self.storage = value, []
+            return
         if self.device is not None:
             check_exists(f"variable {name!r}", self.device, self.replicator.places[0])
         # One array per local replica. The first step moves them to their devices, and the first
         # trace of an optimizer into its arena.
         self.storage = [value.copy() for _ in range(self.replicator.local_replicas)]
-        self.home: object | None = None  # the device, or whose arena the storage is a view of
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.storage[0].shape
+        return cast(tuple[int, ...], self.spec.shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -100,8 +106,25 @@ class Variable(Operators):
         return self.device or DeviceName()
 
     def numpy(self) -> np.ndarray:
-        """Copy this process's first replica's value."""
-        return self.storage[0].copy()
+        """Copy this process's first replica's value.
+
+        Raises:
+            UsageError: A task of a cluster holds the variable.
+        """
+        return self._local("session.read(variable) returns its value").copy()
+
+    def _local(self, instead: str) -> np.ndarray:
+        """Return the first replica's value.
+
+        Raises:
+            UsageError: A task of a cluster holds the variable; says what to do instead.
+        """
+        if self.initial is not None:
+            raise UsageError(
+                f"{users_line()}: variable {self.name!r} is held by {self.device}, not by this "
+                f"process; {instead}"
+            )
+        return self.storage[0]
 
     def __float__(self) -> float:
         return float(self.__tensor__())
@@ -110,7 +133,9 @@ class Variable(Operators):
         return int(self.__tensor__())
 
     def __len__(self) -> int:
-        return len(self.storage[0])
+        if not self.shape:
+            raise TypeError(f"variable {self.name!r} has no axes, so no length")
+        return self.shape[0]
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self.__tensor__())
@@ -129,13 +154,14 @@ class Variable(Operators):
     __hash__ = object.__hash__
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(self.storage[0], dtype=dtype)
+        local = self._local("session.read(variable) returns its value")
+        return np.array(local, dtype=dtype)
 
     def __tensor__(self) -> Tensor:
         trace = current_trace()
         if trace is None:
             # A copy, because steps change the variable where it lies.
-            value = self.storage[0].copy()
+            value = self._local("run a function that reads it with session.run").copy()
             return ConcreteTensor(value, self.device or current_place("read", value))
         return trace.read(self, self.spec, {"variable": self}, self.place)
 
@@ -187,12 +213,18 @@ class Variable(Operators):
             trace.effect("assign", [tensor], {"variable": self}, [self], self.place)
             return
         assert isinstance(tensor, ConcreteTensor)
+        self._local("session.assign(variable, value) sets its value")
         self.replicator.note_assignment(self, tensor.value)
         for array in self.storage:
             array[...] = tensor.value
 
     def __repr__(self) -> str:
         return f"<variable {self.name!r} {self.spec}>"
+
+
+def _is_remote(asked: DeviceName, places: Places) -> bool:
+    """Return whether a device's name has a job, and is of another task than this process's."""
+    return asked.job is not None and not any(map(asked.matches, places.names))
 
 
 def _is_no_value(other: object) -> bool:
