@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from allreduce.graph.replicate.function import (
         function,  # from the room, mypy would take the module
     )
+    from allreduce.server.server import Server
+    from allreduce.server.session import Session
     from allreduce.strategies import MirroredStrategy, MultiWorkerMirroredStrategy, Strategy
 
     __version__: str
@@ -79,6 +81,8 @@ __all__ = [
     "OutOfMemoryError",
     "PeerLostError",
     "PerReplica",
+    "Server",
+    "Session",
     "ShapeError",
     "Strategy",
     "Tensor",
@@ -142,6 +146,8 @@ _HOMES = {
         "scan",
         "set_seed",
     ),
+    "allreduce.server.server": ("Server",),
+    "allreduce.server.session": ("Session",),
     "allreduce.strategies": ("MirroredStrategy", "MultiWorkerMirroredStrategy", "Strategy"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

@@ -28,6 +28,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("optim", "data"),
     ("training",),
     ("nn",),
+    ("server",),
     ("strategies",),
     ("observe",),
     ("config", "run"),

@@ -1,0 +1,121 @@
+"""Connect to the task at an address: the gRPC handshake, calls, and the data connection."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+from allreduce.cluster.host.address import split
+from allreduce.cluster.leader.proof import NONCE_BYTES, digest, proves
+from allreduce.cluster.leader.rpc import grpc
+from allreduce.errors import JoinError, TimeoutError
+from allreduce.server import task_pb2 as pb
+from allreduce.server import task_pb2_grpc
+from allreduce.server.channel import Channel, Handle, connect
+
+PROTOCOL = 1
+MOST_MESSAGE_BYTES = (1 << 31) - 1  # constants travel inside of graphs
+OPTIONS = [
+    ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MOST_MESSAGE_BYTES),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+_RETRY_SECONDS = 0.1
+
+
+class Peer:
+    """A task as another process sees it.
+
+    Args:
+        address: `host:port` of the task's gRPC server.
+        secret: The cluster's secret.
+        timeout: Seconds to wait for the task to come up.
+
+    Attributes:
+        hello: The task's identity, cluster and devices.
+
+    Raises:
+        TimeoutError: Nothing answers at the address in time.
+        JoinError: The task has another secret, or another version of this library.
+    """
+
+    def __init__(self, address: str, secret: bytes, timeout: float) -> None:
+        self.address = address
+        self._secret = secret
+        self._grpc = grpc.insecure_channel(address, OPTIONS)
+        self._stub: Any = task_pb2_grpc.TaskStub(self._grpc)  # type: ignore[no-untyped-call]
+        self.hello: pb.HelloReply
+        self.greet(timeout)
+
+    @property
+    def name(self) -> str:
+        """The task's name: "/job:ps/task:0"."""
+        return f"/job:{self.hello.job}/task:{self.hello.task}"
+
+    def greet(self, timeout: float) -> None:
+        """Make the handshake, again if the task may have restarted; as the constructor does."""
+        own = secrets.token_bytes(NONCE_BYTES)
+        request = pb.HelloRequest(protocol=PROTOCOL, nonce=own)
+        deadline = time.monotonic() + timeout
+        while True:
+            left = max(deadline - time.monotonic(), _RETRY_SECONDS)
+            try:
+                reply = self._stub.Hello(request, timeout=min(left, 5.0))
+                break
+            except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+                    raise JoinError(f"[server] {self.address} refuses: {error.details()}") from None
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(
+                        f"[server] no task answers at {self.address} within {timeout:g} s "
+                        f"({error.details()}); start it, or check the cluster's addresses"
+                    ) from None
+                time.sleep(_RETRY_SECONDS)
+        self._nonces = own + reply.nonce
+        if not proves(reply.proof, digest(self._secret, b"server", self._nonces)):
+            raise JoinError(
+                f"[server] the task at {self.address} does not know the cluster's secret; set "
+                "ALLREDUCE_SECRET to the same text on all tasks and clients"
+            )
+        self.hello = reply
+
+    def call(self, method: str, request: Any, timeout: float) -> Any:
+        """Call a method of the task's gRPC service, with a proof for this call.
+
+        Raises:
+            TimeoutError: The task does not answer in time.
+        """
+        request.caller.nonces = self._nonces
+        request.caller.proof = digest(self._secret, b"caller", self._nonces)
+        try:
+            return getattr(self._stub, method)(request, timeout=timeout)
+        except grpc.RpcError as error:
+            raise TimeoutError(
+                f"[server] {self.name} at {self.address} does not answer {method} "
+                f"({error.code().name}: {error.details()})"
+            ) from None
+
+    def open(self, identity: str, handle: Handle, lost: Callable[[Channel, str], None]) -> Channel:
+        """Open the data connection.
+
+        Raises:
+            JoinError: The task refuses it, or cannot be reached there.
+        """
+        host, _ = split(self.address)
+        try:
+            connection = connect((host, self.hello.data_port), self._secret, self._nonces, identity)
+        except OSError as error:
+            raise JoinError(
+                f"[server] {self.name} does not accept a data connection at {host}:"
+                f"{self.hello.data_port}: {error}"
+            ) from error
+        return Channel(connection, self.name, handle, lost)
+
+    def close(self) -> None:
+        """End the gRPC connection."""
+        with contextlib.suppress(Exception):
+            self._grpc.close()

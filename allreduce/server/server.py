@@ -1,0 +1,466 @@
+"""A task of a cluster as a server: gRPC for registering graphs, data connections for steps."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import socket
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from allreduce import settings
+from allreduce.cluster.host.address import is_loopback, joined, split
+from allreduce.cluster.leader.proof import NONCE_BYTES, digest, proves
+from allreduce.cluster.leader.rpc import grpc
+from allreduce.cluster.spec import ClusterSpec, own_task
+from allreduce.devices.names import DeviceName
+from allreduce.errors import JoinError, PeerLostError, UsageError
+from allreduce.events import logger
+from allreduce.graph.partition.tasks import task_name
+from allreduce.server import task_pb2 as pb
+from allreduce.server import task_pb2_grpc
+from allreduce.server.channel import Channel, accept
+from allreduce.server.connect import OPTIONS, PROTOCOL, Peer
+from allreduce.server.encode import decode, encode
+from allreduce.server.master import named_tasks, plan
+from allreduce.server.worker import Worker
+
+_THREADS = 16  # for registering; steps have the threads of their connection
+_MOST_NONCES = 10_000
+_HANDSHAKES = 64  # strangers and others that may be connecting at the same time
+
+
+class Server:
+    """Serves one task of a cluster until `close()`.
+
+    Args:
+        cluster: The cluster, in any form that `ClusterSpec` accepts; by default as the environment
+            describes it (`ALLREDUCE_CLUSTER`, or `TF_CONFIG`).
+        job_name: This task's job.
+        task_index: This task's number in its job.
+        secret: What clients and other tasks must know; by default `ALLREDUCE_SECRET`. Without one,
+            only loopback addresses are served.
+
+    Attributes:
+        target: The target for `Session`: "grpc://host:port".
+
+    Raises:
+        UsageError: There is no such task, or an address that others reach is without a secret.
+        JoinError: Nothing can listen at the task's address.
+    """
+
+    def __init__(
+        self,
+        cluster: Any = None,
+        job_name: str | None = None,
+        task_index: int | None = None,
+        *,
+        secret: str | bytes | None = None,
+    ) -> None:
+        self.cluster, job, number = _own(cluster, job_name, task_index)
+        self.task = DeviceName(job=job, replica=0, task=number)
+        self.name = task_name(self.task)
+        address = self.cluster.address(job, number)
+        self.target = f"grpc://{address}"
+        found = settings.load().secret if secret is None else secret
+        self._secret = found.encode() if isinstance(found, str) else found or b""
+        _check_secret(address, self._secret)
+        self.generation = secrets.randbits(63)
+        self.worker = Worker(self.task, self._channel_of)
+        self._peers: dict[str, Peer] = {}
+        self._channels: dict[str, tuple[Channel, int]] = {}  # by task, with its generation
+        self._connecting = threading.RLock()
+        self._nonces: dict[bytes, bool] = {}  # and whether a data connection has used it
+        self._handles = 0
+        self._closed = threading.Event()
+        self._listener = _listen(split(address)[0])
+        self._grpc = self._serve(address)
+        self._handshakes = threading.Semaphore(_HANDSHAKES)
+        threading.Thread(target=self._accept, name="allreduce-server", daemon=True).start()
+        logger.info("[server] %s serves at %s", self.name, address)
+
+    def join(self) -> None:
+        """Block until `close()` is called."""
+        while not self._closed.wait(1.0):  # so that Ctrl-C is noticed
+            pass
+
+    def close(self) -> None:
+        """Stop serving; other tasks and clients see this task as lost."""
+        self._closed.set()
+        self._grpc.stop(None)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._connecting:
+            for channel, _ in list(self._channels.values()):
+                channel.end("this task has closed")
+            for peer in self._peers.values():
+                peer.close()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- gRPC ---
+
+    def _serve(self, address: str) -> Any:
+        pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="allreduce-grpc")
+        made = grpc.server(pool, options=[*OPTIONS, ("grpc.so_reuseport", 0)])
+        task_pb2_grpc.add_TaskServicer_to_server(_Service(self), made)  # type: ignore[no-untyped-call]
+        with _quiet():
+            try:
+                bound = made.add_insecure_port(address)
+            except RuntimeError:
+                bound = 0
+        if not bound:
+            self._listener.close()
+            raise JoinError(
+                f"[server] {self.name} cannot listen at {address}: another process does, or the "
+                "address is not this host's"
+            )
+        made.start()
+        return made
+
+    def greet(self, request: pb.HelloRequest) -> pb.HelloReply:
+        """Answer a handshake."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        nonces = request.nonce + nonce
+        self._nonces[nonces] = False
+        while len(self._nonces) > _MOST_NONCES:
+            self._nonces.pop(next(iter(self._nonces)))
+        assert self.task.job is not None
+        assert self.task.task is not None
+        return pb.HelloReply(
+            nonce=nonce,
+            proof=digest(self._secret, b"server", nonces),
+            cluster=self.cluster.as_json(),
+            job=self.task.job,
+            task=self.task.task,
+            generation=self.generation,
+            data_port=self._listener.getsockname()[1],
+            devices=[str(each) for each in self.worker.devices],
+        )
+
+    def knows(self, caller: pb.Caller) -> bool:
+        """Check the proof in a call."""
+        expected = digest(self._secret, b"caller", caller.nonces)
+        return caller.nonces in self._nonces and proves(caller.proof, expected)
+
+    def register_graph(self, request: pb.RegisterGraphRequest) -> pb.RegisterGraphReply:
+        """Place and split a client's graph, and register the parts with their tasks."""
+        graph = decode(request.graph)
+        wanted = [each for each in named_tasks(graph) if each != self.task and self._has(each)]
+        devices = {self.task: self.worker.devices}
+        for task in wanted:
+            peer = self._peer(task, request.timeout)
+            devices[task] = [DeviceName.parse(each) for each in peer.hello.devices]
+        parts = plan(graph, self.cluster, self.worker.devices[0], devices)
+        generations = {self.name: self.generation}
+        for task in parts:
+            if task != self.task:
+                generations[task_name(task)] = self._peer(task, request.timeout).hello.generation
+        self._handles += 1
+        handle = f"{request.client}/{self.task.job}.{self.task.task}.{self._handles}"
+        reply = pb.RegisterGraphReply(handle=handle)
+        for task, part in parts.items():
+            message = pb.RegisterPartRequest(
+                handle=handle, part=encode(part.graph), generations=generations
+            )
+            answer = self._register_part(task, message, request.timeout)
+            if answer.error:
+                return pb.RegisterGraphReply(error=answer.error, kind=answer.kind)
+            assert task.job is not None
+            assert task.task is not None
+            reply.parts.append(
+                pb.PartOf(
+                    task=task_name(task),
+                    address=self.cluster.address(task.job, task.task),
+                    feeds=part.feeds,
+                    fetches=part.fetches,
+                    missing=answer.missing,
+                )
+            )
+        return reply
+
+    def _has(self, task: DeviceName) -> bool:
+        return any((job, number) == (task.job, task.task) for job, number, _ in self.cluster)
+
+    def _register_part(
+        self, task: DeviceName, message: pb.RegisterPartRequest, timeout: float
+    ) -> pb.RegisterPartReply:
+        if task == self.task:
+            return self.register_part(message)
+        reply: pb.RegisterPartReply = self._peer(task, timeout).call(
+            "RegisterPart", message, timeout
+        )
+        return reply
+
+    def register_part(self, request: pb.RegisterPartRequest) -> pb.RegisterPartReply:
+        """Compile this task's part of a graph."""
+        return pb.RegisterPartReply(missing=self.worker.register(request))
+
+    # --- other tasks ---
+
+    def _peer(self, task: DeviceName, timeout: float) -> Peer:
+        """Greet another task, which may have restarted meanwhile."""
+        assert task.job is not None
+        assert task.task is not None
+        address = self.cluster.address(task.job, task.task)
+        with self._connecting:
+            peer = self._peers.get(address)
+        if peer is None:
+            peer = Peer(address, self._secret, timeout)
+            with self._connecting:
+                self._peers[address] = peer
+        else:
+            peer.greet(timeout)
+        if (peer.hello.job, peer.hello.task) != (task.job, task.task):
+            raise JoinError(
+                f"[server] the process at {address} is {peer.name}, but the cluster of "
+                f"{self.name} has {task_name(task)} there; give all tasks the same cluster"
+            )
+        return peer
+
+    def _channel_of(self, task: DeviceName, generation: int) -> Channel:
+        """Return the data connection to a task of a generation.
+
+        Raises:
+            PeerLostError: It is lost, or has restarted.
+        """
+        name = task_name(task)
+        known = self._channels.get(name)
+        if known is None:
+            with self._connecting:
+                known = self._channels.get(name) or self._open(task)
+        channel, found = known
+        if found != generation:
+            raise PeerLostError(f"[server] {name} has restarted since the graph was registered")
+        return channel
+
+    def _open(self, task: DeviceName) -> tuple[Channel, int]:
+        try:
+            peer = self._peer(task, 1.0)
+            channel = peer.open(self.name, self._handle, self._lose)
+        except (JoinError, TimeoutError) as error:
+            raise PeerLostError(f"[server] {task_name(task)} is lost: {error}") from error
+        self._channels[task_name(task)] = channel, peer.hello.generation
+        return self._channels[task_name(task)]
+
+    def _lose(self, channel: Channel, why: str) -> None:
+        """Note the end of a data connection, in either direction."""
+        with self._connecting:
+            known = self._channels.get(channel.peer)
+            if known is not None and known[0] is channel:
+                del self._channels[channel.peer]
+        if not self._closed.is_set() and channel.peer.startswith("/job"):
+            logger.warning("[server] %s has lost %s: %s", self.name, channel.peer, why)
+        self.worker.lose(channel.peer, why)
+
+    def tasks(self) -> dict[str, bool]:
+        """Ask all tasks of the cluster whether they live."""
+        pool = ThreadPoolExecutor(_THREADS)
+        tasks = [DeviceName(job=job, replica=0, task=number) for job, number, _ in self.cluster]
+        with pool:
+            living = list(pool.map(self._lives, tasks))
+        return {task_name(task): lives for task, lives in zip(tasks, living, strict=True)}
+
+    def _lives(self, task: DeviceName) -> bool:
+        if task == self.task:
+            return True
+        try:
+            self._peer(task, 1.0)
+        except (JoinError, TimeoutError):
+            return False
+        return True
+
+    # --- data connections ---
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            if not self._handshakes.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._welcome, args=(connection,), daemon=True).start()
+
+    def _welcome(self, connection: socket.socket) -> None:
+        try:
+            peer = accept(connection, self._secret, self._take_nonces)
+        except (OSError, ValueError) as error:
+            logger.debug("[server] %s refuses a connection: %s", self.name, error)
+            connection.close()
+            return
+        finally:
+            self._handshakes.release()
+        Channel(connection, peer, self._handle, self._lose)
+
+    def _take_nonces(self, nonces: bytes) -> bool:
+        """Return whether a handshake made these nonces, for the first data connection only."""
+        if self._nonces.get(nonces, True):
+            return False
+        self._nonces[nonces] = True
+        return True
+
+    def _handle(self, channel: Channel, frame: pb.Frame, arrays: Sequence[np.ndarray]) -> None:
+        kind = frame.kind
+        if kind == pb.Frame.TENSOR:
+            self.worker.deliver(frame, arrays[0])
+        elif kind == pb.Frame.ABORT:
+            self.worker.abort(frame.handle, frame.step, PeerLostError(frame.error))
+        elif kind == pb.Frame.RELEASE:
+            self.worker.release([frame.handle])
+        elif kind in _ANSWERS:
+            self._answer(channel, frame, arrays)
+
+    def _answer(self, channel: Channel, frame: pb.Frame, arrays: Sequence[np.ndarray]) -> None:
+        reply = pb.Frame(kind=pb.Frame.DONE, request=frame.request)
+        results: Sequence[np.ndarray] = ()
+        try:
+            results = _ANSWERS[frame.kind](self, frame, arrays, reply)
+        except Exception as error:  # reaches the client, which raises it
+            reply = failure(error, frame.request)
+        with contextlib.suppress(PeerLostError):  # of the client, whom nothing else interests
+            channel.send(reply, results)
+
+    def _run(
+        self, frame: pb.Frame, arrays: Sequence[np.ndarray], _: pb.Frame
+    ) -> Sequence[np.ndarray]:
+        return [np.asarray(each) for each in self.worker.run(frame, arrays)]
+
+    def _read(self, frame: pb.Frame, _: Sequence[np.ndarray], __: pb.Frame) -> Sequence[np.ndarray]:
+        return self.worker.read(frame.names)
+
+    def _assign(
+        self, frame: pb.Frame, arrays: Sequence[np.ndarray], _: pb.Frame
+    ) -> Sequence[np.ndarray]:
+        self.worker.assign(frame.names, arrays, frame.if_missing)
+        return ()
+
+    def _list(self, _: pb.Frame, __: Sequence[np.ndarray], reply: pb.Frame) -> Sequence[np.ndarray]:
+        reply.names.extend(f"{task}={lives:d}" for task, lives in self.tasks().items())
+        return ()
+
+
+_ANSWERS: Mapping[int, Any] = {
+    pb.Frame.RUN: Server._run,
+    pb.Frame.READ: Server._read,
+    pb.Frame.ASSIGN: Server._assign,
+    pb.Frame.TASKS: Server._list,
+}
+
+
+class _Service(task_pb2_grpc.TaskServicer):
+    """The gRPC methods of a server; errors travel in the reply."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def Hello(self, request: pb.HelloRequest, context: Any) -> pb.HelloReply:  # noqa: N802
+        if request.protocol != PROTOCOL or len(request.nonce) != NONCE_BYTES:
+            context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"this task speaks protocol {PROTOCOL}, not {request.protocol}; install the same "
+                "version of allreduce on all hosts",
+            )
+        return self._server.greet(request)
+
+    def RegisterGraph(  # noqa: N802
+        self, request: pb.RegisterGraphRequest, context: Any
+    ) -> pb.RegisterGraphReply:
+        self._check(request.caller, context)
+        try:
+            return self._server.register_graph(request)
+        except Exception as error:  # reaches the client, which raises it
+            return pb.RegisterGraphReply(error=_text(error), kind=type(error).__name__)
+
+    def RegisterPart(  # noqa: N802
+        self, request: pb.RegisterPartRequest, context: Any
+    ) -> pb.RegisterPartReply:
+        self._check(request.caller, context)
+        try:
+            return self._server.register_part(request)
+        except Exception as error:  # reaches the client, by the master
+            text = f"{self._server.name}: {_text(error)}"
+            return pb.RegisterPartReply(error=text, kind=type(error).__name__)
+
+    def _check(self, caller: pb.Caller, context: Any) -> None:
+        if not self._server.knows(caller):
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the caller does not know the secret")
+
+
+def failure(error: Exception, request: int) -> pb.Frame:
+    """Describe an error for the client."""
+    shown = "".join(traceback.format_exception(error))
+    reply = pb.Frame(kind=pb.Frame.FAILED, request=request, error=_text(error))
+    reply.error_kind = type(error).__name__
+    reply.names.append(shown)
+    return reply
+
+
+def _text(error: Exception) -> str:
+    return "\n".join([str(error), *getattr(error, "__notes__", ())])
+
+
+def _own(cluster: Any, job: str | None, number: int | None) -> tuple[ClusterSpec, str, int]:
+    """Return the cluster and task of a server; what is not given comes from the environment."""
+    found = own_task() if cluster is None or job is None else None
+    if cluster is None and found is None:
+        raise UsageError(
+            "[server] no cluster is given; pass one to Server(cluster, job_name, task_index), or "
+            "set ALLREDUCE_CLUSTER and ALLREDUCE_TASK"
+        )
+    spec = found[0] if cluster is None and found is not None else ClusterSpec(cluster)
+    if job is None:
+        if found is None:
+            raise UsageError("[server] job_name is not given; which task of the cluster is this?")
+        job, number = found[1], found[2] if number is None else number
+    number = 0 if number is None else number
+    spec.address(job, number)
+    return spec, job, number
+
+
+def _check_secret(address: str, secret: bytes) -> None:
+    if not secret and not is_loopback(split(address)[0]):
+        raise UsageError(
+            f"[server] {address} is not a loopback address, and there is no secret: anybody on "
+            "the network could run programs here; set ALLREDUCE_SECRET to the same random text "
+            "on all tasks and clients"
+        )
+
+
+def _listen(host: str) -> socket.socket:
+    """Listen for data connections at a free port of a host's address."""
+    family, kind, proto, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    made = socket.socket(family, kind, proto)
+    try:
+        made.bind(address)
+        made.listen(128)
+    except OSError as error:
+        made.close()
+        raise JoinError(
+            f"[server] cannot listen at {joined(host, 0)}: {error.strerror}; is the address in the "
+            "cluster this host's?"
+        ) from error
+    return made
+
+
+@contextlib.contextmanager
+def _quiet() -> Any:
+    """Keep gRPC's own report of a taken port from the log: the error says it."""
+    grpc_logger = logging.getLogger("grpc")
+    before, grpc_logger.disabled = grpc_logger.disabled, True
+    try:
+        yield
+    finally:
+        grpc_logger.disabled = before

@@ -1,0 +1,426 @@
+"""A client of a cluster: runs functions on its tasks, through one of them as the master."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import allreduce.errors as errors
+from allreduce import settings
+from allreduce.cluster.spec import ClusterSpec, parse_task
+from allreduce.errors import AllreduceError, InternalError, PeerLostError, TimeoutError, UsageError
+from allreduce.events import logger
+from allreduce.graph.core.node import Graph
+from allreduce.graph.core.scope import users_line
+from allreduce.graph.core.tensor import concrete
+from allreduce.graph.passes.prune import prune
+from allreduce.graph.trace import output_structure
+from allreduce.graph.trace.calls import canonical
+from allreduce.graph.trace.output_structure import Returned
+from allreduce.graph.trace.signature import Arguments, take_apart
+from allreduce.graph.trace.trace import HOST, Trace, check_outside, recording
+from allreduce.graph.trace.variable import Variable
+from allreduce.graph.update.update import UpdateRule
+from allreduce.server import task_pb2 as pb
+from allreduce.server.channel import Channel
+from allreduce.server.connect import Peer
+from allreduce.server.encode import configured, encode
+
+
+@dataclass(slots=True)
+class _Program:
+    """A function that is registered with the cluster, for one signature.
+
+    Attributes:
+        rules: The optimizers it applies, and their settings when it was registered.
+        parts: Each task's part, with the channel to the task.
+    """
+
+    returned: Returned
+    handle: str
+    parts: list[tuple[pb.PartOf, Channel]]
+    rules: list[tuple[UpdateRule, str]]
+
+    @property
+    def is_current(self) -> bool:
+        """Whether all tasks still have it, with the optimizers' settings of now."""
+        if any(channel.ended for _, channel in self.parts):
+            return False
+        return all(configured(rule) == before for rule, before in self.rules)
+
+
+@dataclass(slots=True)
+class _Function:
+    programs: dict[Any, _Program] = field(default_factory=dict)
+    steps: int = 0
+
+
+class _Reply:
+    """The answer that a request waits for."""
+
+    def __init__(self) -> None:
+        self.came = threading.Event()
+        self.frame: pb.Frame | None = None
+        self.arrays: Sequence[np.ndarray] = ()
+        self.lost = ""
+
+    def fill(self, frame: pb.Frame | None, arrays: Sequence[np.ndarray], lost: str = "") -> None:
+        self.frame, self.arrays, self.lost = frame, arrays, lost
+        self.came.set()
+
+
+class Session:
+    """Runs functions on the tasks of a cluster.
+
+    The first call of a function with new shapes traces it here and registers its graph with the
+    master, which splits it by task; a step is then one message to each of these tasks.
+
+    Args:
+        target: The master's address: "grpc://host:port", any task of the cluster.
+        secret: The cluster's secret; by default `ALLREDUCE_SECRET`.
+        timeout: Seconds to wait for tasks that are not up yet, and for a step; by default
+            `ALLREDUCE_TIMEOUT`, or 300.
+        is_chief: Whether this client gives initial values to variables that have none. Others wait
+            until the chief has done so.
+
+    Attributes:
+        cluster: The cluster, as the master describes it.
+
+    Raises:
+        UsageError: The target is not an address of this form.
+        TimeoutError: No task answers there in time.
+        JoinError: The task has another secret.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        secret: str | bytes | None = None,
+        timeout: float | None = None,
+        is_chief: bool = True,
+    ) -> None:
+        if not isinstance(target, str) or not target.startswith("grpc://"):
+            raise UsageError(f"a session's target is 'grpc://host:port', not {target!r}")
+        read = settings.load()
+        found = read.secret if secret is None else secret
+        self._secret = found.encode() if isinstance(found, str) else found or b""
+        self._timeout = read.timeout if timeout is None else timeout
+        self._is_chief = is_chief
+        self._name = f"client-{os.getpid()}-{secrets.token_hex(4)}"
+        self._master = Peer(target.removeprefix("grpc://"), self._secret, self._timeout)
+        self.cluster = ClusterSpec(self._master.hello.cluster)
+        self._channels: dict[str, Channel] = {}
+        self._waiting: dict[tuple[Channel, int], _Reply] = {}
+        self._requests = 0
+        self._functions: dict[Any, _Function] = {}
+        self._created: dict[str, str] = {}  # variables that had values, and their tasks
+        self._turn = threading.RLock()
+        self._closed = False
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run a function as one step on the cluster; blocks until it has ended.
+
+        Args:
+            fn: A function of tensors, with or without `ar.function`. `ar.device` inside it names
+                the tasks' devices; operators without one run near their inputs, or on the master.
+            args: Arrays and Python values.
+            kwargs: The same, by name.
+
+        Returns:
+            The function's result, with an array for each tensor.
+
+        Raises:
+            PeerLostError: A task was lost.
+            Exception: The error of an operator, with the task's traceback as a note.
+        """
+        check_outside("session.run", "call the function itself there")
+        with self._turn:
+            self._check()
+            plain = getattr(fn, "python_function", fn)
+            function = self._functions.setdefault(plain, _Function())
+            arguments = take_apart(canonical(plain, args, dict(kwargs or {})), 1)
+            function.steps += 1
+            program = function.programs.get(arguments.key)
+            if program is None or not program.is_current:
+                if program is not None:
+                    self._release(program)
+                program = function.programs[arguments.key] = self._register(plain, arguments)
+            results = self._step(program, arguments, function.steps)
+        return program.returned.rebuild(iter(results))
+
+    def read(self, variable: Variable) -> np.ndarray:
+        """Return a copy of a variable's value on its task.
+
+        Raises:
+            UsageError: The task has no value of it.
+        """
+        request = pb.Frame(kind=pb.Frame.READ, names=[variable.name])
+        return self._ask(self._task_of(variable), request)[1][0]
+
+    def assign(self, variable: Variable, value: Any) -> None:
+        """Set a variable's value on its task, which creates it if it has none.
+
+        Raises:
+            UsageError: The value has another shape than the variable.
+        """
+        array = np.asarray(value, variable.dtype)
+        if array.shape != variable.shape:
+            raise UsageError(
+                f"{users_line()}: variable {variable.name!r} has shape {variable.shape}; a value "
+                f"of shape {array.shape} cannot be assigned to it"
+            )
+        task = self._task_of(variable)
+        self._ask(task, pb.Frame(kind=pb.Frame.ASSIGN, names=[variable.name]), [array])
+        self._created[variable.name] = task
+
+    def tasks(self) -> dict[str, bool]:
+        """Return for each task of the cluster whether it answers the master."""
+        reply, _ = self._ask(self._master.name, pb.Frame(kind=pb.Frame.TASKS))
+        pairs = (each.rpartition("=") for each in reply.names)
+        return {task: bool(int(lives)) for task, _, lives in pairs}
+
+    def close(self) -> None:
+        """End the session; the tasks forget its graphs, and keep the variables."""
+        self._closed = True
+        for channel in list(self._channels.values()):
+            channel.end("the session has closed")
+        self._master.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise errors.ClosedError("[server] the session is closed; make a new one")
+
+    # --- registering ---
+
+    def _register(self, fn: Callable[..., Any], arguments: Arguments) -> _Program:
+        graph, returned = _trace(fn, arguments)
+        variables = _variables(graph)
+        rules = list(
+            {
+                id(n.attrs["rule"]): n.attrs["rule"] for n in graph.nodes if "rule" in n.attrs
+            }.values()
+        )
+        request = pb.RegisterGraphRequest(
+            client=self._name, graph=encode(graph), timeout=self._timeout
+        )
+        reply = self._master.call("RegisterGraph", request, self._timeout + 5.0)
+        if reply.error:
+            raise _raised(reply.kind, reply.error)
+        parts = [(each, self._channel(each.task, each.address)) for each in reply.parts]
+        self._create({each.task: list(each.missing) for each in reply.parts}, variables)
+        settled = [(rule, configured(rule)) for rule in rules]
+        return _Program(returned, reply.handle, parts, settled)
+
+    def _create(self, missing: Mapping[str, list[str]], variables: Mapping[str, Variable]) -> None:
+        """Give initial values to new variables, or wait until the chief has.
+
+        Raises:
+            PeerLostError: A task has lost the values that its variables had.
+        """
+        lost = [(n, task) for task, names in missing.items() for n in names if n in self._created]
+        if lost:
+            raise PeerLostError(
+                f"[server] {lost[0][1]} has restarted, and the values of variables "
+                f"{[name for name, _ in lost]} are gone; set them with session.assign(variable, "
+                "value), from a checkpoint or from variable.initial, and run the step again"
+            )
+        for task, names in missing.items():
+            if names and self._is_chief:
+                values = [_initial(variables[name]) for name in names]
+                request = pb.Frame(kind=pb.Frame.ASSIGN, names=names, if_missing=True)
+                self._ask(task, request, values)
+            elif names:
+                self._await(task, names)
+            self._created.update(dict.fromkeys(names, task))
+        for name, variable in variables.items():
+            if variable.device is not None and name not in self._created:
+                self._created[name] = self._task_of(variable)
+
+    def _await(self, task: str, names: list[str]) -> None:
+        """Wait until all of some variables have values."""
+        deadline = time.monotonic() + self._timeout
+        logger.info("[server] waiting for the chief to initialise %s on %s", names, task)
+        while True:
+            try:
+                self._ask(task, pb.Frame(kind=pb.Frame.READ, names=names))
+                return
+            except UsageError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"[server] the chief has not initialised {names} on {task} within "
+                        f"{self._timeout:g} s; is a client with is_chief=True running?"
+                    ) from None
+                time.sleep(0.1)
+
+    def _task_of(self, variable: Variable) -> str:
+        """Return the task that holds a variable."""
+        place = variable.place
+        if place.job is None:
+            raise UsageError(
+                f"{users_line()}: variable {variable.name!r} belongs to no task of the cluster; "
+                'make it under ar.device("/job:…/task:…")'
+            )
+        self.cluster.address(place.job, place.task or 0)
+        return f"/job:{place.job}/task:{place.task or 0}"
+
+    def _release(self, program: _Program) -> None:
+        for _, channel in program.parts:
+            if not channel.ended:
+                channel.send(pb.Frame(kind=pb.Frame.RELEASE, handle=program.handle))
+
+    # --- steps ---
+
+    def _step(self, program: _Program, arguments: Arguments, step: int) -> list[Any]:
+        feeds = [values[0] for values in arguments.feeds]
+        rows = arguments.rows[0] if arguments.rows else 1
+        sent: list[tuple[pb.PartOf, Channel, _Reply]] = []
+        try:
+            for part, channel in program.parts:
+                frame = pb.Frame(kind=pb.Frame.RUN, handle=program.handle, step=step, rows=rows)
+                reply = self._request(channel, frame, [feeds[i] for i in part.feeds])
+                sent.append((part, channel, reply))
+            results: list[Any] = [None] * sum(len(part.fetches) for part, _, _ in sent)
+            for part, channel, reply in sent:
+                arrays = self._answer(channel, reply)[1]
+                for index, array in zip(part.fetches, arrays, strict=True):
+                    results[index] = concrete(array, HOST)
+        except BaseException as error:
+            self._abort(program, step, error)
+            self._raise_cause(sent, error)
+            raise
+        return results
+
+    def _abort(self, program: _Program, step: int, error: BaseException) -> None:
+        """Tell all tasks that a step has failed, so that none waits for another."""
+        for _, channel in program.parts:
+            if not channel.ended:
+                frame = pb.Frame(kind=pb.Frame.ABORT, handle=program.handle, step=step)
+                frame.error = f"{type(error).__name__}: {error}"
+                channel.send(frame)
+
+    def _raise_cause(
+        self, sent: Sequence[tuple[pb.PartOf, Channel, _Reply]], first: BaseException
+    ) -> None:
+        """Wait for all tasks to end a failed step; raise the error that ended the others."""
+        for _, channel, reply in sent:
+            try:
+                self._answer(channel, reply)
+            except PeerLostError:
+                continue
+            except AllreduceError as error:
+                if isinstance(first, PeerLostError):
+                    raise error from None
+                return
+
+    # --- requests ---
+
+    def _channel(self, task: str, address: str) -> Channel:
+        """Return the data connection to a task; opens a new one if it was lost."""
+        known = self._channels.get(task)
+        if known is not None and not known.ended:
+            return known
+        peer = Peer(address, self._secret, self._timeout)
+        channel = peer.open(self._name, self._take, self._lose)
+        peer.close()
+        self._channels[task] = channel
+        return channel
+
+    def _ask(
+        self, task: str, frame: pb.Frame, arrays: Sequence[np.ndarray] = ()
+    ) -> tuple[pb.Frame, Sequence[np.ndarray]]:
+        """Send one request to a task; returns the answer."""
+        self._check()
+        channel = self._channel(task, self.cluster.address(*parse_task(task)))
+        return self._answer(channel, self._request(channel, frame, arrays))
+
+    def _request(self, channel: Channel, frame: pb.Frame, arrays: Sequence[np.ndarray]) -> _Reply:
+        self._requests += 1
+        frame.request = self._requests
+        reply = self._waiting[channel, frame.request] = _Reply()
+        channel.send(frame, arrays)
+        return reply
+
+    def _answer(self, channel: Channel, reply: _Reply) -> tuple[pb.Frame, Sequence[np.ndarray]]:
+        if not reply.came.wait(self._timeout):
+            raise TimeoutError(
+                f"[server] {channel.peer} has not answered within {self._timeout:g} s"
+            )
+        if reply.frame is None:
+            raise PeerLostError(f"[server] {channel.peer} is lost: {reply.lost}")
+        if reply.frame.kind == pb.Frame.FAILED:
+            error = _raised(reply.frame.error_kind, reply.frame.error)
+            error.add_note(f"raised by {channel.peer}:\n{''.join(reply.frame.names)}")
+            raise error
+        return reply.frame, reply.arrays
+
+    def _take(self, channel: Channel, frame: pb.Frame, arrays: Sequence[np.ndarray]) -> None:
+        reply = self._waiting.pop((channel, frame.request), None)
+        if reply is not None:
+            reply.fill(frame, arrays)
+
+    def _lose(self, channel: Channel, why: str) -> None:
+        for key in [each for each in self._waiting if each[0] is channel]:
+            reply = self._waiting.pop(key, None)
+            if reply is not None:
+                reply.fill(None, (), why)
+
+
+def _trace(fn: Callable[..., Any], arguments: Arguments) -> tuple[Graph, Returned]:
+    trace = Trace(1)
+    with recording(trace):
+        args, kwargs = arguments.placeholders(trace)
+        returned, outputs = output_structure.take_apart(fn(*args, **kwargs))
+    return prune(trace.finish(outputs)), returned
+
+
+def _variables(graph: Graph) -> dict[str, Variable]:
+    """Return a graph's variables by name.
+
+    Raises:
+        UsageError: Two have one name, or one belongs to this process.
+    """
+    found: dict[str, Variable] = {}
+    for node in graph.nodes:
+        read = node.attrs.get("variable")
+        for each in (*(() if read is None else (read,)), *node.attrs.get("changes", ())):
+            if found.setdefault(each.name, each) is not each:
+                raise UsageError(f"two variables of the step have the name {each.name!r}")
+            if each.place.job is None:
+                raise UsageError(
+                    f"{node.source}: variable {each.name!r} belongs to this process, not to the "
+                    'cluster; make it under ar.device("/job:…/task:…")'
+                )
+    return found
+
+
+def _initial(variable: Variable) -> np.ndarray:
+    return variable.storage[0] if variable.initial is None else variable.initial
+
+
+def _raised(kind: str, text: str) -> AllreduceError:
+    """Make the error that a task has described; of a class of its own, if it is this library's."""
+    found = getattr(errors, kind, None)
+    if isinstance(found, type) and issubclass(found, AllreduceError):
+        return found(text)
+    if kind == "StaleError":
+        return PeerLostError(text)
+    return InternalError(f"{kind}: {text}")

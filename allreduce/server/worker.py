@@ -1,0 +1,230 @@
+"""A task's variables and its parts of graphs: what a step runs on."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from allreduce.devices import logical_devices
+from allreduce.devices.names import DeviceName
+from allreduce.errors import AllreduceError, UsageError
+from allreduce.graph.core.host_future import Output
+from allreduce.graph.core.spec import Spec
+from allreduce.graph.execute.executor import Executor
+from allreduce.graph.partition.tasks import task_name
+from allreduce.graph.placement.device_map import Places
+from allreduce.graph.replicate.compiled import compile_part
+from allreduce.graph.replicate.replicator import Replicator
+from allreduce.graph.trace.replica import Replica, StepInfo
+from allreduce.graph.trace.variable import Variable
+from allreduce.optim import registry
+from allreduce.optim.base import Optimizer
+from allreduce.server import task_pb2 as pb
+from allreduce.server.channel import Channel
+from allreduce.server.encode import Configuration, Description, decode, describe
+from allreduce.server.rendezvous import RemoteRendezvous, lost
+
+
+class StaleError(AllreduceError):
+    """A graph is not registered here: the task has restarted, or has released it."""
+
+
+class _TaskHost(Replicator):
+    """One replica on this process's devices, under their names in the cluster."""
+
+    def __init__(self, task: DeviceName, guard: threading.Lock) -> None:
+        self._task, self._guard = task, guard
+        super().__init__()
+
+    @property
+    def places(self) -> list[Places]:
+        names = {
+            replace(self._task, kind=each.name.kind, index=each.name.index): each.name
+            for each in logical_devices()
+        }
+        return [Places(next(iter(names)), names)]
+
+    @property
+    def replicas(self) -> list[Replica]:
+        return [Replica(0, 0, None, self.places[0], guard=self._guard)]  # one for each program
+
+
+@dataclass(slots=True)
+class _Part:
+    """A registered part of a graph.
+
+    Attributes:
+        tasks: The tasks that the whole graph spans, and their generations.
+        running: The steps that are under way.
+    """
+
+    executor: Executor
+    rendezvous: RemoteRendezvous
+    variables: list[Variable]
+    tasks: Mapping[str, int]
+    running: set[int] = field(default_factory=set)
+    turn: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Worker:
+    """The variables of a task, and the parts of graphs that are registered with it.
+
+    Args:
+        task: This task, as a device name without a device.
+        channel: Returns the data connection to another task of a generation.
+    """
+
+    def __init__(self, task: DeviceName, channel: Callable[[DeviceName, int], Channel]) -> None:
+        self._task, self._channel, self._name = task, channel, task_name(task)
+        self._guard = threading.Lock()  # of variables' values
+        self._host = _TaskHost(task, self._guard)
+        self._variables: dict[str, Variable] = {}
+        self._empty: set[str] = set()  # variables that have no value yet
+        self._rules: dict[tuple[str, ...], Optimizer] = {}
+        self._parts: dict[str, _Part] = {}
+        self._registering = threading.Lock()
+
+    @property
+    def devices(self) -> list[DeviceName]:
+        """This task's devices, under their names in the cluster."""
+        return list(self._host.places[0].names)
+
+    def missing(self, variables: Sequence[pb.Variable]) -> list[str]:
+        """List the variables, of those described, that have no value here yet.
+
+        Raises:
+            UsageError: A variable has another shape or dtype here.
+        """
+        with self._registering:
+            found = [self._variable(describe(each)) for each in variables]
+            return [each.name for each in found if each.name in self._empty]
+
+    def register(self, request: pb.RegisterPartRequest) -> list[str]:
+        """Compile a part; returns the names of its variables that have no value yet."""
+        with self._registering:
+            graph = decode(request.part, self._variable, self._rule)
+            tasks = dict(request.generations)
+            rendezvous = RemoteRendezvous(
+                request.handle, self._task, lambda task: self._channel(task, tasks[task_name(task)])
+            )
+            executor = compile_part(self._host, graph, rendezvous)
+            variables = [self._variables[each.name] for each in request.part.variables]
+            made = _Part(executor, rendezvous, variables, tasks)
+            self._parts[request.handle] = made
+            return [each.name for each in variables if each.name in self._empty]
+
+    def _variable(self, wanted: Description) -> Variable:
+        found = self._variables.get(wanted.name)
+        if found is None:
+            zeros = np.zeros(wanted.spec.shape, wanted.spec.dtype)
+            found = Variable(
+                zeros, name=wanted.name, trainable=wanted.trainable, replicator=self._host
+            )
+            self._variables[wanted.name] = found
+            self._empty.add(wanted.name)
+        if found.spec != wanted.spec:
+            raise UsageError(
+                f"variable {wanted.name!r} is {found.spec} on {self._name}, where it exists; this "
+                f"program describes it as {wanted.spec}"
+            )
+        return found
+
+    def _rule(self, wanted: Configuration) -> Optimizer:
+        """Return the optimizer of some variables; a new configuration changes its settings."""
+        made = registry.deserialize(json.loads(wanted.config), {})
+        key = (type(made).__name__, *(each.name for each in wanted.variables))
+        known = self._rules.setdefault(key, made)
+        if known is not made:
+            for name in known.hyperparameters:
+                setattr(known, name, getattr(made, name))
+        return known
+
+    def run(self, frame: pb.Frame, feeds: Sequence[np.ndarray]) -> Sequence[Output]:
+        """Run one step of a part.
+
+        Raises:
+            StaleError: The part is not registered.
+            UsageError: A variable has no value.
+            Exception: Whatever an operator raised.
+        """
+        part = self._part(frame.handle)
+        empty = [each.name for each in part.variables if each.name in self._empty]
+        if empty:
+            raise UsageError(f"{self._name} has no value of variables {empty}")
+        with part.turn:
+            part.running.add(frame.step)
+            try:
+                return part.executor.run(feeds, StepInfo(frame.rows, 0, frame.step), False)
+            finally:
+                part.running.discard(frame.step)
+                part.rendezvous.end(frame.step)
+
+    def _part(self, handle: str) -> _Part:
+        part = self._parts.get(handle)
+        if part is None:
+            raise StaleError(f"{self._name} does not know the graph {handle}")
+        return part
+
+    def deliver(self, frame: pb.Frame, value: np.ndarray) -> None:
+        """Take a value that another task has sent."""
+        part = self._parts.get(frame.handle)
+        if part is not None:
+            part.rendezvous.deliver(frame, value)
+
+    def abort(self, handle: str, step: int, cause: BaseException) -> None:
+        """End a step that has failed elsewhere."""
+        part = self._parts.get(handle)
+        if part is not None:
+            part.rendezvous.abort(0, step, cause)
+
+    def lose(self, peer: str, why: str) -> None:
+        """End the steps that need a lost task; forget the graphs of a lost client."""
+        owned = []
+        for handle, part in list(self._parts.items()):
+            is_owner = handle.rpartition("/")[0] == peer
+            if peer in part.tasks or is_owner:
+                for step in list(part.running):
+                    part.rendezvous.abort(0, step, lost(peer, why))
+            owned += [handle] if is_owner else []
+        self.release(owned)
+
+    def release(self, handles: Sequence[str]) -> None:
+        """Forget graphs, and free their memory once no step runs."""
+        for handle in handles:
+            part = self._parts.pop(handle, None)
+            if part is not None:
+                with part.turn:
+                    part.executor.release()
+
+    def read(self, names: Sequence[str]) -> list[np.ndarray]:
+        """Copy variables' values.
+
+        Raises:
+            UsageError: This task has no such variable, or it has no value.
+        """
+        with self._guard:
+            unknown = [n for n in names if n not in self._variables or n in self._empty]
+            if unknown:
+                raise UsageError(f"{self._name} has no value of variables {unknown}")
+            return [self._variables[name].storage[0].copy() for name in names]
+
+    def assign(self, names: Sequence[str], values: Sequence[np.ndarray], if_missing: bool) -> None:
+        """Set variables' values; with `if_missing`, only of those that have none.
+
+        Raises:
+            UsageError: A variable has another shape or dtype here.
+        """
+        with self._registering:
+            found = [
+                self._variable(Description(name, Spec(value.shape, value.dtype), "", True))
+                for name, value in zip(names, values, strict=True)
+            ]
+            with self._guard:
+                for variable, value in zip(found, values, strict=True):
+                    if not if_missing or variable.name in self._empty:
+                        variable.storage[0][...] = value
+                        self._empty.discard(variable.name)

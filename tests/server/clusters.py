@@ -1,0 +1,70 @@
+"""Clusters for tests: servers in this process, or a process for each task."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+
+import allreduce as ar
+from allreduce.cluster.spec import ClusterSpec
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of the loopback interface that nothing listens at."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def describe(jobs: Mapping[str, int]) -> ClusterSpec:
+    """Describe a cluster of so many tasks of each job, on free ports."""
+    ports = iter(free_ports(sum(jobs.values())))
+    return ClusterSpec(
+        {job: [f"127.0.0.1:{next(ports)}" for _ in range(n)] for job, n in jobs.items()}
+    )
+
+
+@contextlib.contextmanager
+def serving(**jobs: int) -> Iterator[list[ar.Server]]:
+    """Serve all tasks of a cluster in this process, in the order of the spec."""
+    spec = describe(jobs)
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(ar.Server(spec, job, task)) for job, task, _ in spec]
+
+
+def start_task(spec: ClusterSpec, job: str, task: int) -> subprocess.Popen[str]:
+    """Start a task in a process of its own."""
+    command = [sys.executable, "-m", "allreduce.server", "--job_name", job]
+    command += ["--task_index", str(task), "--cluster", spec.as_json()]
+    return subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "ALLREDUCE_LOG_LEVEL": "INFO"},
+    )
+
+
+@contextlib.contextmanager
+def processes(spec: ClusterSpec) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """Run each task of a cluster in a process, by its name such as "ps:0"."""
+    started = {f"{job}:{task}": start_task(spec, job, task) for job, task, _ in spec}
+    try:
+        yield started
+    finally:
+        for each in started.values():
+            each.kill()
+        for each in started.values():
+            each.communicate(timeout=10)
+
+
+def as_tf_config(spec: ClusterSpec, job: str, task: int) -> str:
+    """Describe a task in TensorFlow's form."""
+    lists = {name: list(tasks.values()) for name, tasks in spec.as_dict().items()}
+    return json.dumps({"cluster": lists, "task": {"type": job, "index": task}})

@@ -1,0 +1,274 @@
+"""Functions on the tasks of a cluster: the values of one process, and clear errors."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import allreduce as ar
+from allreduce.errors import (
+    ClosedError,
+    DeviceError,
+    JoinError,
+    PeerLostError,
+    ShapeError,
+    TimeoutError,
+    UsageError,
+)
+from tests.server.clusters import describe, processes, serving, start_task
+
+X = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)
+PS, FIRST, SECOND = "/job:ps/task:0/cpu:0", "/job:worker/task:0/cpu:0", "/job:worker/task:1/cpu:0"
+HERE = "CPU:0"  # of all three, in one process
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[list[ar.Server]]:
+    with serving(worker=2, ps=1) as servers:
+        yield servers
+
+
+@pytest.fixture
+def session(cluster: list[ar.Server]) -> Iterator[ar.Session]:
+    with ar.Session(cluster[0].target, timeout=30) as made:
+        yield made
+
+
+def _training(place: tuple[str, str, str], name: str) -> tuple[Any, list[ar.Variable]]:
+    """Return a step with random draws and Adam, and its variables, each layer on another device."""
+    ps, first, second = place
+    ar.set_seed(5)
+    with ar.device(ps):
+        kernel = ar.Variable(np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4), name=name)
+        bias = ar.Variable(np.zeros(4, np.float32), name=f"{name}/bias")
+    with ar.device(second):
+        head = ar.Variable(np.ones((4, 2), np.float32), name=f"{name}/head")
+    variables = [kernel, bias, head]
+    optimizer = ar.optim.Adam(0.05)
+
+    def step(x: ar.Tensor) -> Any:
+        with ar.device(first):
+            hidden = ar.ops.tanh(ar.ops.matmul(x, kernel) + bias)
+            hidden = ar.ops.dropout(hidden, 0.3)
+        with ar.device(second):
+            loss = ar.ops.sum(ar.ops.square(ar.ops.matmul(hidden, head)), axis=1)
+        optimizer.minimize(loss, variables)
+        return loss, {"mean": ar.ops.mean(loss), "name": "loss"}
+
+    return step, variables
+
+
+def test_a_step_over_three_tasks_gives_the_bits_of_one_process(session: ar.Session) -> None:
+    step, variables = _training((PS, FIRST, SECOND), "bits")
+    found = [session.run(step, args=(X + i,)) for i in range(4)]
+    after = [session.read(each) for each in variables]
+    step, variables = _training((HERE,) * 3, "bits")
+    alone = ar.function(step)
+    for i, (loss, rest) in enumerate(found):
+        expected, others = alone(X + i)
+        np.testing.assert_array_equal(loss, expected)
+        assert rest["name"] == others["name"] == "loss"
+        assert float(rest["mean"]) == float(others["mean"])
+    for value, variable in zip(after, variables, strict=True):
+        np.testing.assert_array_equal(value, variable.numpy())
+
+
+def test_operators_without_a_device_run_on_the_master(session: ar.Session) -> None:
+    assert float(session.run(lambda a: ar.ops.sum(a) + 1.0, args=(X,))) == pytest.approx(
+        float(X.sum()) + 1, rel=1e-6
+    )
+
+
+def test_a_value_that_exists_wins_over_an_initial_one(cluster: list[ar.Server]) -> None:
+    def variable(value: float) -> ar.Variable:
+        with ar.device(PS):
+            return ar.Variable(np.full(3, value, np.float32), name="kept")
+
+    def read(v: ar.Variable) -> Any:
+        return v * 1.0
+
+    with ar.Session(cluster[0].target) as first:
+        mine = variable(1)
+        np.testing.assert_array_equal(first.run(lambda: read(mine)), np.ones(3))
+        first.assign(mine, [7, 8, 9])
+    with ar.Session(cluster[1].target) as second:  # another client, through another master
+        theirs = variable(2)
+        np.testing.assert_array_equal(second.run(lambda: read(theirs)), [7, 8, 9])
+        with ar.device(PS):
+            other = ar.Variable(np.zeros(4, np.float32), name="kept")
+        with pytest.raises(UsageError, match=r"'kept' is float32\(3,\) on .*describes it as"):
+            second.run(lambda: other * 1.0)
+
+
+def test_clients_that_are_not_chief_wait_for_it(cluster: list[ar.Server]) -> None:
+    with ar.device(PS):
+        late = ar.Variable(np.ones(2, np.float32), name="late")
+    with (
+        ar.Session(cluster[0].target, is_chief=False, timeout=1) as other,
+        pytest.raises(TimeoutError, match=r"the chief has not initialised \['late'\] on /job:ps"),
+    ):
+        other.run(lambda: late + 1.0)
+    with ar.Session(cluster[0].target) as chief:
+        chief.run(lambda: late + 1.0)
+    with ar.Session(cluster[0].target, is_chief=False, timeout=5) as other:
+        np.testing.assert_array_equal(other.run(lambda: late + 1.0), [2, 2])
+
+
+def test_a_changed_learning_rate_takes_effect_and_slots_stay(session: ar.Session) -> None:
+    with ar.device(PS):
+        v = ar.Variable(np.zeros((), np.float32), name="slow")
+    optimizer = ar.optim.SGD(1.0, momentum=0.5)
+
+    def step() -> Any:
+        optimizer.minimize(v * 1.0, [v])
+        return v * 1.0
+
+    assert float(session.run(step)) == -1.0
+    optimizer.learning_rate = 0.25
+    assert float(session.run(step)) == -1.75  # half of the momentum, and a quarter
+
+
+def test_what_a_variable_of_another_task_refuses_outside_a_session() -> None:
+    with ar.device(PS):
+        v = ar.Variable(np.zeros(2, np.float32), name="far")
+    for use in (v.numpy, lambda: np.asarray(v), lambda: v + 1, lambda: v.assign([1, 2])):
+        with pytest.raises(UsageError, match=r"'far' is held by /job:ps/task:0.*session\."):
+            use()
+    with pytest.raises(DeviceError, match="/job:ps/task:0"):
+        ar.function(lambda: v * 1.0)()
+
+
+def test_the_local_task_has_a_name() -> None:
+    with ar.device("/job:localhost/replica:0/task:0/cpu:0"):
+        v = ar.Variable(np.ones(2, np.float32))
+    np.testing.assert_array_equal(v.numpy(), [1, 1])
+
+
+def test_wrong_use_is_named(session: ar.Session) -> None:
+    local = ar.Variable(np.ones(2, np.float32), name="mine")
+    with pytest.raises(UsageError, match=r"'mine' belongs to this process"):
+        session.run(lambda: local * 1.0)
+    with pytest.raises(DeviceError, match=r"/job:ps/task:7.*there are .*/job:ps/replica:0/task:0"):
+        session.run(lambda a: _on("/job:ps/task:7/cpu:0", a), args=(X,))
+    with pytest.raises(DeviceError, match=r"CPU:9"):
+        session.run(lambda a: _on("/job:ps/task:0/cpu:9", a), args=(X,))
+    with pytest.raises(UsageError, match="grpc://host:port"):
+        ar.Session("127.0.0.1:1")
+    with ar.device(PS):
+        v = ar.Variable(np.ones(2, np.float32), name="shaped")
+    with pytest.raises(UsageError, match=r"shape \(2,\); a value of shape \(3,\)"):
+        session.assign(v, [1, 2, 3])
+    with pytest.raises(UsageError, match=r"no value of variables \['shaped'\]"):
+        session.read(v)
+    session.close()
+    with pytest.raises(ClosedError):
+        session.run(lambda a: a * 1.0, args=(X,))
+
+
+def _on(device: str, a: ar.Tensor) -> ar.Tensor:
+    with ar.device(device):
+        return a * 2.0
+
+
+def test_an_operators_error_ends_the_step_on_all_tasks_and_names_the_line(
+    session: ar.Session,
+) -> None:
+    def step(labels: ar.Tensor, x: ar.Tensor) -> Any:
+        with ar.device(PS):
+            loss = ar.ops.sparse_softmax_cross_entropy(labels, x)
+        with ar.device(FIRST):
+            return ar.ops.sum(loss)
+
+    began = time.monotonic()
+    with pytest.raises(UsageError, match=r"test_session\.py:\d+") as caught:
+        session.run(step, args=(np.full(6, 9), X))
+    assert time.monotonic() - began < 10
+    assert any("/job:ps" in note for note in caught.value.__notes__)
+    good = session.run(step, args=(np.zeros(6, np.int64), X))  # nothing of it is left
+    assert np.isfinite(float(good))
+
+
+def test_shapes_that_do_not_fit_are_found_before_anything_is_sent(session: ar.Session) -> None:
+    with pytest.raises(ShapeError):
+        session.run(lambda a: ar.ops.matmul(a, a), args=(X,))
+
+
+def test_strangers_and_wrong_secrets_are_refused(cluster: list[ar.Server]) -> None:
+    with pytest.raises(JoinError, match="does not know the cluster's secret"):
+        ar.Session(cluster[0].target, secret="wrong", timeout=5)
+    with pytest.raises(TimeoutError, match=r"no task answers at 127\.0\.0\.1:1 within"):
+        ar.Session("grpc://127.0.0.1:1", timeout=0.3)
+    with pytest.raises(UsageError, match="not a loopback address"):
+        ar.Server({"worker": ["192.0.2.1:0"]}, "worker", 0)
+
+
+def test_a_lost_task_is_named_and_its_variables_can_be_restored() -> None:
+    spec = describe({"worker": 1, "ps": 1})
+    with processes(spec) as tasks, ar.Session(f"grpc://{spec.address('worker', 0)}") as session:
+        with ar.device(PS):
+            v = ar.Variable(np.arange(3, dtype=np.float32), name="v")
+
+        def step() -> Any:
+            v.assign(v + 1.0)
+            with ar.device(FIRST):
+                return v * 2.0
+
+        np.testing.assert_array_equal(session.run(step), [2, 4, 6])
+        tasks["ps:0"].kill()
+        with pytest.raises((PeerLostError, TimeoutError), match=r"/job:ps/task:0"):
+            session.run(step)
+        assert session.tasks()["/job:ps/task:0"] is False
+        tasks["ps:0"].communicate(timeout=10)
+        tasks["ps:0"] = start_task(spec, "ps", 0)
+        with pytest.raises(PeerLostError, match=r"has restarted, and the values of .*'v'"):
+            _until_it_serves(lambda: session.run(step))
+        session.assign(v, [10, 20, 30])
+        np.testing.assert_array_equal(session.run(step), [22, 42, 62])
+
+
+def _until_it_serves(run: Any) -> None:
+    for _ in range(100):
+        try:
+            run()
+        except (PeerLostError, TimeoutError) as error:
+            if "has restarted, and" in str(error):
+                raise
+            time.sleep(0.1)
+
+
+def test_a_task_by_itself_ends_at_sigterm_and_says_what_is_wrong() -> None:
+    spec = describe({"worker": 1})
+    task = start_task(spec, "worker", 0)
+    with ar.Session(f"grpc://{spec.address('worker', 0)}", timeout=30) as session:
+        assert session.tasks() == {"/job:worker/task:0": True}
+    second = start_task(spec, "worker", 0)
+    try:
+        _, said = second.communicate(timeout=30)
+        assert second.returncode == 1
+        assert "cannot listen at" in said.splitlines()[-1]
+        task.terminate()
+        task.communicate(timeout=30)
+        assert task.returncode == 0
+    finally:
+        for each in (task, second):
+            if each.poll() is None:
+                each.kill()
+    for wrong, expected in (
+        ('{"worker": 3}', "expected a list of host:port"),
+        ("missing.json", "cannot be read"),
+        ("{", "is not JSON"),
+    ):
+        done = subprocess.run(
+            [*task.args[:-1], wrong],  # type: ignore[misc]
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert expected in done.stderr.splitlines()[-1]
