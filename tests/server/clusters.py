@@ -39,10 +39,15 @@ def serving(**jobs: int) -> Iterator[list[ar.Server]]:
         yield [stack.enter_context(ar.Server(spec, job, task)) for job, task, _ in spec]
 
 
+def task_command(job: str, task: int) -> list[str]:
+    """Return the command that serves a task, without the cluster."""
+    command = [sys.executable, "-m", "allreduce.server", "--job_name", job]
+    return [*command, "--task_index", str(task)]
+
+
 def start_task(spec: ClusterSpec, job: str, task: int) -> subprocess.Popen[str]:
     """Start a task in a process of its own."""
-    command = [sys.executable, "-m", "allreduce.server", "--job_name", job]
-    command += ["--task_index", str(task), "--cluster", spec.as_json()]
+    command = [*task_command(job, task), "--cluster", spec.as_json()]
     return subprocess.Popen(
         command,
         stderr=subprocess.PIPE,

@@ -20,7 +20,7 @@ from allreduce.errors import (
     TimeoutError,
     UsageError,
 )
-from tests.server.clusters import describe, processes, serving, start_task
+from tests.server.clusters import describe, processes, serving, start_task, task_command
 
 X = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)
 PS, FIRST, SECOND = "/job:ps/task:0/cpu:0", "/job:worker/task:0/cpu:0", "/job:worker/task:1/cpu:0"
@@ -264,7 +264,7 @@ def test_a_task_by_itself_ends_at_sigterm_and_says_what_is_wrong() -> None:
         ("{", "is not JSON"),
     ):
         done = subprocess.run(
-            [*task.args[:-1], wrong],  # type: ignore[misc]
+            [*task_command("worker", 0), "--cluster", wrong],
             capture_output=True,
             text=True,
             timeout=60,
