@@ -15,6 +15,7 @@ from allreduce import settings
 from allreduce.cluster.host import launchers, process_ancestry
 from allreduce.cluster.process.exit_hooks import failure
 from allreduce.cluster.resolvers.resolver import Request, Resolver
+from allreduce.cluster.spec import ClusterSpec
 from allreduce.cluster.store import SilentError
 from allreduce.cluster.world import LeaderLeftError, Member, Store, World, generations
 from allreduce.errors import AllreduceError, InternalError, UsageError
@@ -22,6 +23,7 @@ from allreduce.events import configure_logging, logger
 
 __all__ = [
     "PRECEDENCE",
+    "ClusterSpec",
     "LeaderLeftError",
     "Member",
     "SilentError",

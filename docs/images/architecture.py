@@ -15,6 +15,7 @@ PACKAGES = (
     ("config · run", "settings, launcher", 34),
     ("observe", "timeline, explanation", 34),
     ("strategies", "where replicas run", 84),
+    ("server", "one graph on many tasks", 34),
     ("nn", "layers, models, losses", 34),
     ("training", "the loop of fit", 34),
     ("optim · data", "optimizers, batches", 84),
