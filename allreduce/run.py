@@ -19,7 +19,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_
 import typer
 
 from allreduce import settings
-from allreduce.cluster.launcher import job
+from allreduce.cluster.launcher import cluster_job, job
 from allreduce.cluster.launcher.children import python
 from allreduce.errors import AllreduceError
 
@@ -32,13 +32,39 @@ def _check_transport(name: str | None) -> None:
         check_name(name, "ALLREDUCE_TRANSPORT")
 
 
+def _job(
+    command: list[str], processes: int | None, cluster: str | None, restarts: int, grace: float
+) -> job.Job:
+    """Start the ranks, or the tasks of a cluster."""
+    if (processes is None) == (cluster is None) or (restarts and cluster is None):
+        raise typer.BadParameter(
+            "pass either -n with the number of ranks, or --cluster with the number of tasks of "
+            "each job (and --restarts with it)"
+        )
+    if cluster is None:
+        assert processes is not None
+        return job.Job(command, processes, grace)
+    return cluster_job.ClusterJob(cluster_job.parse(cluster), command, grace, restarts)
+
+
 def launch(
     command: Annotated[
         list[str], typer.Argument(help="The script, or with -m the module, and its arguments.")
     ],
     processes: Annotated[
-        int, typer.Option("--processes", "-n", "-np", min=1, help="How many ranks to start.")
-    ],
+        int | None,
+        typer.Option("--processes", "-n", "-np", min=1, help="How many ranks to start."),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="Start the tasks of a cluster instead, such as ps=1,worker=2: servers for ps, "
+            "the program for the other jobs."
+        ),
+    ] = None,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="With --cluster: how often failed tasks are started again.")
+    ] = 0,
     module: Annotated[
         bool, typer.Option("--module", "-m", help="Run a module, as python -m does.")
     ] = False,
@@ -62,7 +88,8 @@ def launch(
         read = settings.load()
         _check_transport(read.transport)
         grace = read.grace if grace is None else grace
-        code = job.Job(python([*(["-m"] if module else []), *command]), processes, grace).run()
+        whole = python([*(["-m"] if module else []), *command])
+        code = _job(whole, processes, cluster, restarts, grace).run()
     except AllreduceError as error:
         sys.stderr.buffer.write(job.line(str(error)))
         code = 1

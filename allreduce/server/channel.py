@@ -62,6 +62,7 @@ class Channel:
         self._reading, self._sending, self._ending = (threading.Lock() for _ in range(3))
         self._buffer = bytearray()
         self.ended = ""  # why, once it has
+        self.has_left = False  # whether the other end has closed it in good order
         self._heard = time.monotonic()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(None)
@@ -85,6 +86,12 @@ class Channel:
         except OSError as error:
             self.end(f"sending failed: {error.strerror or error}")
             raise PeerLostError(f"{self.peer} is lost: {self.ended}") from error
+
+    def leave(self) -> None:
+        """Close the connection in good order: the other end does not warn of it."""
+        with contextlib.suppress(PeerLostError):
+            self.send(pb.Frame(kind=pb.Frame.LEAVE))
+        self.end("this end has closed the connection")
 
     def end(self, why: str) -> None:
         """Close the connection; the first call's reason counts."""
@@ -115,7 +122,10 @@ class Channel:
             except (OSError, ValueError, EOFError) as error:
                 self.end(str(error) or "it has closed the connection")
                 return
-            if frame.kind != pb.Frame.HEARTBEAT:
+            if frame.kind == pb.Frame.LEAVE:
+                self.has_left = True
+                self.end("it has left")
+            elif frame.kind != pb.Frame.HEARTBEAT:
                 self._handle(self, frame, arrays)
 
     def _next(self) -> tuple[pb.Frame, list[np.ndarray]]:

@@ -18,7 +18,7 @@ from allreduce import settings
 from allreduce.cluster.host.address import is_loopback, joined, split
 from allreduce.cluster.leader.proof import NONCE_BYTES, digest, proves
 from allreduce.cluster.leader.rpc import grpc
-from allreduce.cluster.spec import ClusterSpec, own_task
+from allreduce.cluster.spec import ClusterSpec, own_task, parse_task
 from allreduce.devices.names import DeviceName
 from allreduce.errors import JoinError, PeerLostError, UsageError
 from allreduce.events import logger
@@ -75,6 +75,7 @@ class Server:
         self.worker = Worker(self.task, self._channel_of)
         self._peers: dict[str, Peer] = {}
         self._channels: dict[str, tuple[Channel, int]] = {}  # by task, with its generation
+        self._inbound: set[Channel] = set()
         self._connecting = threading.RLock()
         self._nonces: dict[bytes, bool] = {}  # and whether a data connection has used it
         self._handles = 0
@@ -85,10 +86,23 @@ class Server:
         threading.Thread(target=self._accept, name="allreduce-server", daemon=True).start()
         logger.info("[server] %s serves at %s", self.name, address)
 
-    def join(self) -> None:
-        """Block until `close()` is called."""
-        while not self._closed.wait(1.0):  # so that Ctrl-C is noticed
+    def join(self, task: str | None = None) -> None:
+        """Block until `close()` is called, or until another task has ended.
+
+        Args:
+            task: The other task, such as "worker:0"; None to wait for `close()` only. A task that
+                is not up yet is waited for.
+        """
+        ended = threading.Event()
+        if task is not None:
+            job, number = parse_task(task)
+            peer = Peer(self.cluster.address(job, number), self._secret, settings.load().timeout)
+            channel = peer.open(self.name, self._handle, lambda *_: ended.set())
+            peer.close()
+        while not (self._closed.wait(0.5) or ended.is_set()):  # so that Ctrl-C is noticed
             pass
+        if task is not None:
+            channel.leave()
 
     def close(self) -> None:
         """Stop serving; other tasks and clients see this task as lost."""
@@ -98,8 +112,8 @@ class Server:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         with self._connecting:
-            for channel, _ in list(self._channels.values()):
-                channel.end("this task has closed")
+            for channel in [each for each, _ in self._channels.values()] + [*self._inbound]:
+                channel.leave()
             for peer in self._peers.values():
                 peer.close()
 
@@ -257,10 +271,12 @@ class Server:
     def _lose(self, channel: Channel, why: str) -> None:
         """Note the end of a data connection, in either direction."""
         with self._connecting:
+            self._inbound.discard(channel)
             known = self._channels.get(channel.peer)
             if known is not None and known[0] is channel:
                 del self._channels[channel.peer]
-        if not self._closed.is_set() and channel.peer.startswith("/job"):
+        is_task = channel.peer.startswith("/job") and channel in (known or ())
+        if is_task and not (self._closed.is_set() or channel.has_left):
             logger.warning("[server] %s has lost %s: %s", self.name, channel.peer, why)
         self.worker.lose(channel.peer, why)
 
@@ -303,7 +319,8 @@ class Server:
             return
         finally:
             self._handshakes.release()
-        Channel(connection, peer, self._handle, self._lose)
+        with self._connecting:
+            self._inbound.add(Channel(connection, peer, self._handle, self._lose))
 
     def _take_nonces(self, nonces: bytes) -> bool:
         """Return whether a handshake made these nonces, for the first data connection only."""

@@ -196,7 +196,7 @@ class Session:
         """End the session; the tasks forget its graphs, and keep the variables."""
         self._closed = True
         for channel in list(self._channels.values()):
-            channel.end("the session has closed")
+            channel.leave()
         self._master.close()
 
     def __enter__(self) -> Session:

@@ -288,6 +288,7 @@ class Frame(_message.Message):
         ASSIGN: _ClassVar[Frame.Kind]
         RELEASE: _ClassVar[Frame.Kind]
         TASKS: _ClassVar[Frame.Kind]
+        LEAVE: _ClassVar[Frame.Kind]
     HEARTBEAT: Frame.Kind
     RUN: Frame.Kind
     DONE: Frame.Kind
@@ -298,6 +299,7 @@ class Frame(_message.Message):
     ASSIGN: Frame.Kind
     RELEASE: Frame.Kind
     TASKS: Frame.Kind
+    LEAVE: Frame.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]

@@ -38,6 +38,17 @@ class Child:
     gate: int  # writing the leader's address here starts the program
     code: int | None = None  # exit code, 128 + n after signal n as in shells; None while it runs
     ending: bool = False  # whether it was asked to end
+    task: str = ""  # in a cluster: "worker:0"
+
+    @property
+    def label(self) -> str:
+        """What stands before the lines of its output."""
+        return self.task or str(self.rank)
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        return self.task or f"rank {self.rank}"
 
     def start(self, leader: bytes) -> None:
         """Have it execute its program with the leader's address, or `NO_LEADER`."""

@@ -56,16 +56,13 @@ class Job:
     """
 
     def __init__(self, command: list[str], size: int, grace: float) -> None:
-        self._grace = grace
+        self._command, self._grace = command, grace
         self._secret = os.environ.get("ALLREDUCE_SECRET") or secrets.token_hex(32)
         self._size = size
         leading = limits.leader_files(size) if size > 1 else 0
         limits.check_files(size * FILES + Signals.FILES + leading, f"cannot start {size} ranks")
         try:
-            self._children = [
-                spawn(rank, command, environment(rank, size, self._secret, grace))
-                for rank in range(size)
-            ]
+            self._children = [self._spawn(rank) for rank in range(size)]
         except OSError as error:
             raise JoinError(f"cannot start {size} ranks: {error}; see ulimit -a") from error
         self._out, self._err = Sink(sys.stdout.fileno()), Sink(sys.stderr.fileno())
@@ -81,11 +78,15 @@ class Job:
         self._stopped: StoppedRanks | None = None  # from then on
         self._leader: Leader | None = None
 
+    def _spawn(self, rank: int) -> Child:
+        """Fork one rank; it starts once it is told where the leader is."""
+        return spawn(rank, self._command, environment(rank, self._size, self._secret, self._grace))
+
     def run(self) -> int:
         """Run to the end; returns the exit code."""
         for child in self._children:
             for source, sink in ((child.stdout, self._out), (child.stderr, self._err)):
-                self._relays[source] = Relay(source, sink, child.rank)
+                self._relays[source] = Relay(source, sink, child.label)
         self._signals = Signals((*_FORWARDED, *_HANDED_ON, *_PAUSING))
         try:
             word = self._host()
@@ -173,6 +174,12 @@ class Job:
             self._failed.append(child)
         self._blame()
 
+    def _finish_output(self, child: Child) -> None:
+        for source in {child.stdout, child.stderr} & self._relays.keys():
+            self._relays[source].drain()
+            self._relays[source].ended = True
+            self._forget_ended(source)
+
     def _hear(self, text: str) -> None:
         """Forward the leader's warnings about ranks that have not joined."""
         self._waited_for = True
@@ -253,7 +260,7 @@ class Job:
         self._culprit = child
         others = len([other for other in living if other is not child])
         ending = f"; ending the other {others}" if others else ""
-        self._tell(f"rank {child.rank} (process {child.pid}) {child.fate}{ending}")
+        self._tell(f"{child.name} (process {child.pid}) {child.fate}{ending}")
 
     def _tell(self, text: str) -> None:
         """Write a line of our own, from any thread."""
@@ -327,7 +334,7 @@ class Job:
             if debugger:
                 child.code = 128 + signal.SIGKILL
                 self._tell(
-                    f"rank {child.rank} (process {child.pid}) is dead, but process {debugger}, "
+                    f"{child.name} (process {child.pid}) is dead, but process {debugger}, "
                     "which debugs it, has not let it go"
                 )
                 self._note_end(child)

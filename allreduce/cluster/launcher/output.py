@@ -75,11 +75,11 @@ class Relay:
     Args:
         source: The reading end of a pipe, non-blocking.
         sink: Where the lines go.
-        rank: The rank that writes them.
+        label: What stands before each line: the rank that writes them.
     """
 
-    def __init__(self, source: int, sink: Sink, rank: int) -> None:
-        self._source, self.sink, self._prefix = source, sink, f"[{rank}] ".encode()
+    def __init__(self, source: int, sink: Sink, label: str) -> None:
+        self._source, self.sink, self._prefix = source, sink, f"[{label}] ".encode()
         self._partial = b""
         self._held: list[bytes] | None = None
         self.ended = False  # no process holds the writing end

@@ -1,0 +1,119 @@
+"""The tasks of a cluster on this machine: servers for `ps`, the program for the other jobs."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+
+from allreduce.cluster.host.address import LOOPBACK
+from allreduce.cluster.launcher.children import NO_LEADER, Child, python, spawn
+from allreduce.cluster.launcher.job import Job
+from allreduce.cluster.launcher.output import Relay
+from allreduce.cluster.spec import ClusterSpec
+from allreduce.errors import UsageError
+
+SERVING = ("ps",)  # jobs whose tasks run a server instead of the program
+
+
+def parse(text: str) -> dict[str, int]:
+    """Read the number of tasks of each job: "ps=1,worker=2".
+
+    Raises:
+        UsageError: The text has another form, or only jobs that serve.
+    """
+    jobs: dict[str, int] = {}
+    for part in text.split(","):
+        job, _, number = part.strip().partition("=")
+        if not (job.isidentifier() and number.isdigit() and int(number) > 0) or job in jobs:
+            raise UsageError(f"--cluster {text!r}: expected numbers of tasks, as in ps=1,worker=2")
+        jobs[job] = int(number)
+    if not set(jobs).difference(SERVING):
+        raise UsageError(f"--cluster {text!r}: no job runs the program; add worker=1 or more")
+    return jobs
+
+
+class ClusterJob(Job):
+    """Runs a cluster until all tasks that run the program have ended.
+
+    Args:
+        jobs: The number of tasks of each job.
+        command: What each task but those of `ps` executes.
+        grace: Seconds for which tasks may go on after one has failed, or a signal has come.
+        restarts: How often a task that fails is started again, over all tasks.
+    """
+
+    def __init__(
+        self, jobs: Mapping[str, int], command: list[str], grace: float, restarts: int = 0
+    ) -> None:
+        ports = _free_ports(sum(jobs.values()))
+        spec = {job: [f"{LOOPBACK}:{ports.pop()}" for _ in range(n)] for job, n in jobs.items()}
+        self._cluster = ClusterSpec(spec)
+        self._tasks = [(job, task) for job, task, _ in self._cluster]
+        self._program, self._restarts = command, restarts
+        super().__init__(command, len(self._tasks), grace)
+
+    def _spawn(self, rank: int) -> Child:
+        job, task = self._tasks[rank]
+        command = python(["-m", "allreduce.server"]) if job in SERVING else self._program
+        child = spawn(rank, command, self._environment(job, task))
+        child.task = f"{job}:{task}"
+        return child
+
+    def _environment(self, job: str, task: int) -> Callable[[bytes], dict[str, str]]:
+        def build(_: bytes) -> dict[str, str]:
+            environment = dict(os.environ)
+            for name in ("RANK", "SIZE", "LEADER", "JOINED"):
+                environment.pop(f"ALLREDUCE_{name}", None)
+            environment |= {
+                "ALLREDUCE_CLUSTER": self._cluster.as_json(),
+                "ALLREDUCE_TASK": f"{job}:{task}",
+                "ALLREDUCE_SECRET": self._secret,
+                "ALLREDUCE_GRACE": str(self._grace),
+            }
+            return environment | {"PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
+
+        return build
+
+    def _host(self) -> bytes:
+        return NO_LEADER  # tasks find each other by their addresses
+
+    def _note_end(self, child: Child) -> None:
+        if child.code and not child.ending and self._restarts > 0 and self._stop is None:
+            self._finish_output(child)
+            self._restart(child)
+            return
+        super()._note_end(child)
+        workers = [each for each in self._children if not self._serves(each)]
+        if all(each.code is not None for each in workers):
+            for each in self._children:
+                each.end()
+            self._end_after(self._grace)
+
+    def _restart(self, child: Child) -> None:
+        self._restarts -= 1
+        self._tell(f"{child.name} (process {child.pid}) {child.fate}; starting it again")
+        again = self._children[child.rank] = self._spawn(child.rank)
+        for source, sink in ((again.stdout, self._out), (again.stderr, self._err)):
+            self._relays[source] = Relay(source, sink, again.label)
+        again.start(NO_LEADER)
+
+    def _serves(self, child: Child) -> bool:
+        return self._tasks[child.rank][0] in SERVING
+
+    def _end_unaware(self) -> None:
+        if self._stop is None:
+            for child in self._children:
+                child.end()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Return ports of the loopback interface that nothing listens at."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind((LOOPBACK, 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
