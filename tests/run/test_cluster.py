@@ -1,0 +1,85 @@
+"""Clusters under the launcher: tasks find each other, end together and can be restarted."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from tests.harness import ROOT
+from tests.run.launches import LAUNCH, run
+
+PROGRAM = """
+import os, sys, time
+import numpy as np
+import allreduce as ar
+
+server = ar.Server()
+if server.task.task:
+    server.join("worker:0")
+    sys.exit()
+with ar.device("/job:ps/task:0"):
+    v = ar.Variable(np.zeros(2, np.float32), name="v")
+def step():
+    v.assign(v + 1.0)
+    with ar.device("/job:worker/task:1"):
+        return v * 10.0
+with ar.Session(server.target, timeout=60) as session:
+    print("value", np.asarray(session.run(step)).tolist())
+"""
+
+
+def test_all_tasks_of_a_cluster_are_started_and_ended(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    result = run([*LAUNCH, "--cluster", "ps=1,worker=2", str(script)], deadline=90)
+    assert result.code == 0, result.err
+    assert "[worker:0] value [10.0, 10.0]" in result.out
+
+
+def test_a_failing_worker_ends_the_cluster_and_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text("import sys; sys.exit(7)")
+    began = time.monotonic()
+    result = run([*LAUNCH, "--cluster", "ps=1,worker=1", str(script)], deadline=60)
+    assert result.code == 7
+    assert "worker:0 (process" in result.err
+    assert "failed with exit code 7" in result.err
+    assert time.monotonic() - began < 40
+
+
+def test_a_failed_task_is_started_again(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import os, sys\nmark = sys.argv[1]\n"
+        "if not os.path.exists(mark):\n    open(mark, 'w').close()\n    sys.exit(3)\n"
+        "print('second try', os.environ['ALLREDUCE_TASK'])\n"
+    )
+    mark = str(tmp_path / "mark")
+    command = [*LAUNCH, "--cluster", "worker=1", "--restarts", "1", str(script), mark]
+    result = run(command, deadline=60)
+    assert result.code == 0, result.err
+    assert "[worker:0] second try worker:0" in result.out
+    assert "failed with exit code 3; starting it again" in result.err
+
+
+def test_wrong_options_are_refused(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text("")
+    for options, said in (
+        (["--cluster", "ps=1"], "no job runs the program"),
+        (["--cluster", "ps:1"], "as in ps=1,worker=2"),
+        (["-n", "2", "--cluster", "worker=1"], "either -n"),
+        (["-n", "2", "--restarts", "1"], "either -n"),
+        ([], "either -n"),
+    ):
+        result = run([*LAUNCH, *options, str(script)], deadline=30)
+        assert result.code != 0
+        assert said in " ".join(result.err.replace("│", "").split())
+
+
+def test_the_example_trains(tmp_path: Path) -> None:
+    example = ROOT / "mpi_examples" / "in_graph.py"
+    result = run([*LAUNCH, "--cluster", "ps=1,worker=2", str(example)], deadline=110)
+    assert result.code == 0, result.err
+    accuracy = float(result.out.rpartition("test accuracy ")[2].split()[0])
+    assert accuracy > 0.94
