@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from tests.cluster.processes import run
 from tests.harness import ROOT
-from tests.run.launches import LAUNCH, run
+from tests.run.launches import LAUNCH
 
 PROGRAM = """
 import os, sys, time
