@@ -44,7 +44,8 @@ def _job(
     if cluster is None:
         assert processes is not None
         return job.Job(command, processes, grace)
-    return cluster_job.ClusterJob(cluster_job.parse(cluster), command, grace, restarts)
+    jobs, serving = cluster_job.parse(cluster), python(["-m", "allreduce.server"])
+    return cluster_job.ClusterJob(jobs, command, serving, grace, restarts)
 
 
 def launch(

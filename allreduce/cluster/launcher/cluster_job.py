@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Mapping
 
 from allreduce.cluster.host.address import LOOPBACK
-from allreduce.cluster.launcher.children import NO_LEADER, Child, python, spawn
+from allreduce.cluster.launcher.children import NO_LEADER, Child, spawn
 from allreduce.cluster.launcher.job import Job
 from allreduce.cluster.launcher.output import Relay
 from allreduce.cluster.spec import ClusterSpec
@@ -39,23 +39,29 @@ class ClusterJob(Job):
     Args:
         jobs: The number of tasks of each job.
         command: What each task but those of `ps` executes.
+        serving: What those execute.
         grace: Seconds for which tasks may go on after one has failed, or a signal has come.
         restarts: How often a task that fails is started again, over all tasks.
     """
 
     def __init__(
-        self, jobs: Mapping[str, int], command: list[str], grace: float, restarts: int = 0
+        self,
+        jobs: Mapping[str, int],
+        command: list[str],
+        serving: list[str],
+        grace: float,
+        restarts: int = 0,
     ) -> None:
         ports = _free_ports(sum(jobs.values()))
         spec = {job: [f"{LOOPBACK}:{ports.pop()}" for _ in range(n)] for job, n in jobs.items()}
         self._cluster = ClusterSpec(spec)
         self._tasks = [(job, task) for job, task, _ in self._cluster]
-        self._program, self._restarts = command, restarts
+        self._serving, self._restarts = serving, restarts
         super().__init__(command, len(self._tasks), grace)
 
     def _spawn(self, rank: int) -> Child:
         job, task = self._tasks[rank]
-        command = python(["-m", "allreduce.server"]) if job in SERVING else self._program
+        command = self._serving if job in SERVING else self._command
         child = spawn(rank, command, self._environment(job, task))
         child.task = f"{job}:{task}"
         return child
