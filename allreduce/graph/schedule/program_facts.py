@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property
 
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.op_table import lookup
-from allreduce.graph.schedule.footprint import stored_in_place
 from allreduce.graph.schedule.plan_buffers import plan_buffers
 from allreduce.graph.schedule.program import Instruction, Program
 from allreduce.graph.schedule.schedule import schedule
@@ -70,6 +70,21 @@ class ProgramFacts:
                 program = plan_buffers(program)
             self._bodies[scan.id] = ProgramFacts(program)
         return self._bodies[scan.id]
+
+
+def stored_in_place(program: Program) -> dict[int, Node]:
+    """Find gradients that can be computed in the arena; maps them to their `store_gradient`."""
+    uses = Counter(i for each in program.instructions for i in each.node.inputs)
+    uses.update(node.id for node in program.outputs)
+    made = {each.node.id: each.node for each in program.instructions}
+    found: dict[int, Node] = {}
+    for instruction in program.instructions:
+        node = instruction.node
+        if node.op == "store_gradient" and uses[node.inputs[0]] == 1 and node.inputs[0] in made:
+            op = lookup(made[node.inputs[0]].op)
+            if op.kind == "compute" and op.view is None:
+                found[node.inputs[0]] = node
+    return found
 
 
 def _is_free(node: Node) -> bool:

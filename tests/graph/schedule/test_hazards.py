@@ -13,12 +13,12 @@ import allreduce as ar
 from allreduce.devices import options
 from allreduce.graph.execute import executor
 from allreduce.graph.execute.bound_program import BoundProgram
-from allreduce.graph.schedule.hazards import hazards
 from allreduce.graph.schedule.program import Program
 from allreduce.graph.schedule.program_facts import ProgramFacts
 from allreduce.reduction import sharding
 from tests.graph.eager.eager_cases import NETWORKS, trained
 from tests.graph.execute.test_inter_op_threads import Split
+from tests.graph.schedule.hazards import hazards
 
 
 @pytest.fixture(autouse=True)

@@ -18,12 +18,12 @@ from allreduce.devices import options
 from allreduce.graph.execute import executor
 from allreduce.graph.execute.bound_program import BoundProgram
 from allreduce.graph.execute.reports import end
-from allreduce.graph.schedule.footprint import footprints
 from allreduce.graph.schedule.program_facts import ProgramFacts
 from allreduce.graph.schedule.streams import StreamName
 from allreduce.reduction import sharding
 from tests.graph.eager.eager_cases import NETWORKS, trained
 from tests.graph.execute.test_inter_op_threads import Split
+from tests.graph.schedule.footprint import footprints
 from tests.graph.schedule.test_hazards import Recurrent
 
 DEADLINE = 20.0  # seconds that an event may take

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from allreduce.graph.schedule.clocks import Clock, clocks
-from allreduce.graph.schedule.footprint import Access, Region, footprints
 from allreduce.graph.schedule.program import Program
 from allreduce.graph.schedule.streams import StreamName
+from tests.graph.schedule.footprint import Access, Region, footprints
 
 
 @dataclass(frozen=True, slots=True)

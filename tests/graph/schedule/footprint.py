@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.op_table import lookup
 from allreduce.graph.schedule.program import Program
+from allreduce.graph.schedule.program_facts import stored_in_place
 from allreduce.reduction import ShardMode
 
 # Units of reads and writes: ("block", index) and ("value", node) hold values, ("gradient", plan,
@@ -35,23 +35,6 @@ class Access:
     region: Region
     writes: bool
     value: int | None = None
-
-
-def stored_in_place(program: Program) -> dict[int, Node]:
-    """Find gradients that can be computed in the arena; maps them to their `store_gradient`."""
-    uses = Counter(i for each in program.instructions for i in each.node.inputs)
-    uses.update(node.id for node in program.outputs)
-    made = {each.node.id: each.node for each in program.instructions}
-    found: dict[int, Node] = {}
-    for instruction in program.instructions:
-        node = instruction.node
-        if node.op != "store_gradient" or "adds" in node.attrs:
-            continue
-        if uses[node.inputs[0]] == 1 and node.inputs[0] in made:
-            op = lookup(made[node.inputs[0]].op)
-            if op.kind == "compute" and op.view is None:
-                found[node.inputs[0]] = node
-    return found
 
 
 def footprints(program: Program) -> list[list[Access]]:
