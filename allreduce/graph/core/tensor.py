@@ -27,100 +27,42 @@ def call(name: str, *inputs: Any) -> Tensor:
     return OPERATORS[name](*inputs)
 
 
+def _unary(name: str) -> Callable[[Any], Tensor]:
+    return lambda self: call(name, self)
+
+
+def _binary(name: str) -> Callable[[Any, Any], Tensor]:
+    return lambda self, other: call(name, self, other)
+
+
+def _reflected(name: str) -> Callable[[Any, Any], Tensor]:
+    return lambda self, other: call(name, other, self)
+
+
 class Operators(NumpyArgument):
     """Python's operators for tensors and variables; each calls the public function of its name."""
 
     __slots__ = ()
 
-    def __add__(self, other: Any) -> Tensor:
-        return call("add", self, other)
-
-    def __radd__(self, other: Any) -> Tensor:
-        return call("add", other, self)
-
-    def __sub__(self, other: Any) -> Tensor:
-        return call("subtract", self, other)
-
-    def __rsub__(self, other: Any) -> Tensor:
-        return call("subtract", other, self)
-
-    def __mul__(self, other: Any) -> Tensor:
-        return call("multiply", self, other)
-
-    def __rmul__(self, other: Any) -> Tensor:
-        return call("multiply", other, self)
-
-    def __truediv__(self, other: Any) -> Tensor:
-        return call("divide", self, other)
-
-    def __rtruediv__(self, other: Any) -> Tensor:
-        return call("divide", other, self)
-
-    def __floordiv__(self, other: Any) -> Tensor:
-        return call("floor_divide", self, other)
-
-    def __rfloordiv__(self, other: Any) -> Tensor:
-        return call("floor_divide", other, self)
-
-    def __mod__(self, other: Any) -> Tensor:
-        return call("remainder", self, other)
-
-    def __rmod__(self, other: Any) -> Tensor:
-        return call("remainder", other, self)
-
-    def __pow__(self, other: Any) -> Tensor:
-        return call("power", self, other)
-
-    def __rpow__(self, other: Any) -> Tensor:
-        return call("power", other, self)
-
-    def __neg__(self) -> Tensor:
-        return call("negative", self)
-
-    def __abs__(self) -> Tensor:
-        return call("absolute", self)
-
-    def __matmul__(self, other: Any) -> Tensor:
-        return call("matmul", self, other)
-
-    def __rmatmul__(self, other: Any) -> Tensor:
-        return call("matmul", other, self)
-
-    def __and__(self, other: Any) -> Tensor:
-        return call("bitwise_and", self, other)
-
-    def __rand__(self, other: Any) -> Tensor:
-        return call("bitwise_and", other, self)
-
-    def __or__(self, other: Any) -> Tensor:
-        return call("bitwise_or", self, other)
-
-    def __ror__(self, other: Any) -> Tensor:
-        return call("bitwise_or", other, self)
-
-    def __xor__(self, other: Any) -> Tensor:
-        return call("bitwise_xor", self, other)
-
-    def __rxor__(self, other: Any) -> Tensor:
-        return call("bitwise_xor", other, self)
-
-    def __invert__(self) -> Tensor:
-        return call("invert", self)
-
-    def __getitem__(self, key: Any) -> Tensor:
-        return call("getitem", self, key)
-
-    def __lt__(self, other: Any) -> Tensor:
-        return call("less", self, other)
-
-    def __le__(self, other: Any) -> Tensor:
-        return call("less_equal", self, other)
-
-    def __gt__(self, other: Any) -> Tensor:
-        return call("greater", self, other)
-
-    def __ge__(self, other: Any) -> Tensor:
-        return call("greater_equal", self, other)
+    __add__, __radd__ = _binary("add"), _reflected("add")
+    __sub__, __rsub__ = _binary("subtract"), _reflected("subtract")
+    __mul__, __rmul__ = _binary("multiply"), _reflected("multiply")
+    __truediv__, __rtruediv__ = _binary("divide"), _reflected("divide")
+    __floordiv__, __rfloordiv__ = _binary("floor_divide"), _reflected("floor_divide")
+    __mod__, __rmod__ = _binary("remainder"), _reflected("remainder")
+    __pow__, __rpow__ = _binary("power"), _reflected("power")
+    __matmul__, __rmatmul__ = _binary("matmul"), _reflected("matmul")
+    __and__, __rand__ = _binary("bitwise_and"), _reflected("bitwise_and")
+    __or__, __ror__ = _binary("bitwise_or"), _reflected("bitwise_or")
+    __xor__, __rxor__ = _binary("bitwise_xor"), _reflected("bitwise_xor")
+    __neg__ = _unary("negative")
+    __abs__ = _unary("absolute")
+    __invert__ = _unary("invert")
+    __getitem__ = _binary("getitem")
+    __lt__ = _binary("less")
+    __le__ = _binary("less_equal")
+    __gt__ = _binary("greater")
+    __ge__ = _binary("greater_equal")
 
 
 class Tensor(Operators, ABC):

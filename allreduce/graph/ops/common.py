@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -89,9 +89,33 @@ def as_floats(x: Any) -> Tensor:
     return tensor if tensor.dtype.kind == "f" else cast(tensor, np.float64)
 
 
-def elementwise(ufunc: np.ufunc, gradient: Gradient | None = None, name: str = "") -> Op:
-    """Register a NumPy ufunc as the operator of the same name."""
+def unary(ufunc: np.ufunc, doc: str, gradient: Gradient | None = None) -> Callable[[Any], Tensor]:
+    """Register a NumPy ufunc of one operand as the operator of its name; returns its function."""
+    _elementwise(ufunc, gradient)
 
+    def operator(x: Any) -> Tensor:
+        return apply(ufunc.__name__, *promote(ufunc, x))
+
+    operator.__name__ = operator.__qualname__ = ufunc.__name__
+    operator.__doc__ = doc
+    return operator
+
+
+def binary(
+    ufunc: np.ufunc, doc: str, gradient: Gradient | None = None
+) -> Callable[[Any, Any], Tensor]:
+    """Register a NumPy ufunc of two operands as the operator of its name; returns its function."""
+    _elementwise(ufunc, gradient)
+
+    def operator(a: Any, b: Any) -> Tensor:
+        return apply(ufunc.__name__, *promote(ufunc, a, b))
+
+    operator.__name__ = operator.__qualname__ = ufunc.__name__
+    operator.__doc__ = doc
+    return operator
+
+
+def _elementwise(ufunc: np.ufunc, gradient: Gradient | None) -> None:
     def shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
         dtypes = ufunc.resolve_dtypes((*[spec.dtype for spec in specs], *[None] * ufunc.nout))
         return Spec(broadcast([spec.shape for spec in specs]), dtypes[-1])
@@ -99,8 +123,7 @@ def elementwise(ufunc: np.ufunc, gradient: Gradient | None = None, name: str = "
     def kernel(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
         ufunc(*inputs, out=out)
 
-    made = Op(name or ufunc.__name__, shape, kernel, gradient, elementwise=True, in_place=True)
-    return register(made)
+    register(Op(ufunc.__name__, shape, kernel, gradient, elementwise=True, in_place=True))
 
 
 def same_spec(specs: Sequence[Spec], attrs: Attrs) -> Spec:

@@ -11,121 +11,36 @@ from allreduce.graph.core.op_table import Attrs, Op, register
 from allreduce.graph.core.spec import Spec, broadcast
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops.common import (
+    binary,
     cast,
-    elementwise,
-    promote,
     promote_together,
     split,
+    unary,
     unbroadcast,
 )
 from allreduce.graph.trace.dispatch import apply
 
-
-def less(a: Any, b: Any) -> Tensor:
-    """Tell where `a < b`."""
-    return apply("less", *promote(np.less, a, b))
-
-
-def less_equal(a: Any, b: Any) -> Tensor:
-    """Tell where `a <= b`."""
-    return apply("less_equal", *promote(np.less_equal, a, b))
-
-
-def greater(a: Any, b: Any) -> Tensor:
-    """Tell where `a > b`."""
-    return apply("greater", *promote(np.greater, a, b))
-
-
-def greater_equal(a: Any, b: Any) -> Tensor:
-    """Tell where `a >= b`."""
-    return apply("greater_equal", *promote(np.greater_equal, a, b))
-
-
-def equal(a: Any, b: Any) -> Tensor:
-    """Tell where `a == b`."""
-    return apply("equal", *promote(np.equal, a, b))
-
-
-def not_equal(a: Any, b: Any) -> Tensor:
-    """Tell where `a != b`."""
-    return apply("not_equal", *promote(np.not_equal, a, b))
-
-
-def logical_and(a: Any, b: Any) -> Tensor:
-    """Tell where both are true (not zero)."""
-    return apply("logical_and", *promote(np.logical_and, a, b))
-
-
-def logical_or(a: Any, b: Any) -> Tensor:
-    """Tell where at least one is true (not zero)."""
-    return apply("logical_or", *promote(np.logical_or, a, b))
-
-
-def logical_xor(a: Any, b: Any) -> Tensor:
-    """Tell where one is true (not zero) and the other is not."""
-    return apply("logical_xor", *promote(np.logical_xor, a, b))
-
-
-def logical_not(x: Any) -> Tensor:
-    """Tell where `x` is false (zero)."""
-    return apply("logical_not", *promote(np.logical_not, x))
-
-
-def isfinite(x: Any) -> Tensor:
-    """Tell where `x` is neither infinite nor NaN."""
-    return apply("isfinite", *promote(np.isfinite, x))
-
-
-def isnan(x: Any) -> Tensor:
-    """Tell where `x` is NaN."""
-    return apply("isnan", *promote(np.isnan, x))
-
-
-def isinf(x: Any) -> Tensor:
-    """Tell where `x` is infinite."""
-    return apply("isinf", *promote(np.isinf, x))
-
-
-def bitwise_and(a: Any, b: Any) -> Tensor:
-    """Take the bits that both have: of integers, or of booleans, which are one each."""
-    return apply("bitwise_and", *promote(np.bitwise_and, a, b))
-
-
-def bitwise_or(a: Any, b: Any) -> Tensor:
-    """Take the bits that at least one has, of integers or booleans."""
-    return apply("bitwise_or", *promote(np.bitwise_or, a, b))
-
-
-def bitwise_xor(a: Any, b: Any) -> Tensor:
-    """Take the bits that one has and the other has not, of integers or booleans."""
-    return apply("bitwise_xor", *promote(np.bitwise_xor, a, b))
-
-
-def invert(x: Any) -> Tensor:
-    """Take the bits that `x`, of integers or booleans, has not."""
-    return apply("invert", *promote(np.invert, x))
-
-
-for _ufunc in (
-    np.less,
-    np.less_equal,
-    np.greater,
-    np.greater_equal,
-    np.equal,
-    np.not_equal,
-    np.logical_and,
-    np.logical_or,
-    np.logical_xor,
-    np.logical_not,
-    np.isfinite,
-    np.isnan,
-    np.isinf,
-    np.bitwise_and,
-    np.bitwise_or,
-    np.bitwise_xor,
-    np.invert,
-):
-    elementwise(_ufunc)
+less = binary(np.less, "Tell where `a < b`.")
+less_equal = binary(np.less_equal, "Tell where `a <= b`.")
+greater = binary(np.greater, "Tell where `a > b`.")
+greater_equal = binary(np.greater_equal, "Tell where `a >= b`.")
+equal = binary(np.equal, "Tell where `a == b`.")
+not_equal = binary(np.not_equal, "Tell where `a != b`.")
+logical_and = binary(np.logical_and, "Tell where both are true (not zero).")
+logical_or = binary(np.logical_or, "Tell where at least one is true (not zero).")
+logical_xor = binary(np.logical_xor, "Tell where one is true (not zero) and the other is not.")
+logical_not = unary(np.logical_not, "Tell where `x` is false (zero).")
+isfinite = unary(np.isfinite, "Tell where `x` is neither infinite nor NaN.")
+isnan = unary(np.isnan, "Tell where `x` is NaN.")
+isinf = unary(np.isinf, "Tell where `x` is infinite.")
+bitwise_and = binary(
+    np.bitwise_and, "Take the bits that both have: of integers, or of booleans, which are one each."
+)
+bitwise_or = binary(np.bitwise_or, "Take the bits that at least one has, of integers or booleans.")
+bitwise_xor = binary(
+    np.bitwise_xor, "Take the bits that one has and the other has not, of integers or booleans."
+)
+invert = unary(np.invert, "Take the bits that `x`, of integers or booleans, has not.")
 
 
 def where(condition: Any, a: Any, b: Any) -> Tensor:

@@ -12,11 +12,10 @@ from allreduce.graph.core.op_table import Attrs, Op, register
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops.common import (
     as_floats,
-    elementwise,
     floats_only,
-    promote,
     same_spec,
     through_float32,
+    unary,
     zeros_like,
 )
 from allreduce.graph.trace.dispatch import apply
@@ -64,12 +63,7 @@ register(
 )
 
 
-def tanh(x: Any) -> Tensor:
-    """Take the hyperbolic tangent."""
-    return apply("tanh", *promote(np.tanh, x))
-
-
-elementwise(np.tanh, lambda dy, y, x, attrs: [dy * (1 - y * y)])
+tanh = unary(np.tanh, "Take the hyperbolic tangent.", lambda dy, y, x, attrs: [dy * (1 - y * y)])
 
 
 def sigmoid(x: Any) -> Tensor:
