@@ -48,18 +48,26 @@ PyArrayObject* array_of(PyObject* object, Scalar type) {
 
 namespace {
 
+struct Named {
+  std::string_view name;
+  int operands;
+};
+
 // In the order of `ElementwiseOp`.
-constexpr std::string_view kNames[] = {
-    "add",           "subtract",    "multiply",   "divide",      "maximum",       "minimum",
-    "negative",      "absolute",    "sign",       "square",      "sqrt",          "relu",
-    "relu_gradient", "less",        "less_equal", "greater",     "greater_equal", "equal",
-    "not_equal",     "logical_and", "logical_or", "logical_xor", "logical_not",   "isfinite",
-    "isnan",         "isinf",       "where",      "cast",        "copy"};
+constexpr Named kOps[] = {
+    {"add", 2},           {"subtract", 2},    {"multiply", 2},    {"divide", 2},
+    {"maximum", 2},       {"minimum", 2},     {"negative", 1},    {"absolute", 1},
+    {"sign", 1},          {"square", 1},      {"sqrt", 1},        {"relu", 1},
+    {"relu_gradient", 2}, {"less", 2},        {"less_equal", 2},  {"greater", 2},
+    {"greater_equal", 2}, {"equal", 2},       {"not_equal", 2},   {"logical_and", 2},
+    {"logical_or", 2},    {"logical_xor", 2}, {"logical_not", 1}, {"isfinite", 1},
+    {"isnan", 1},         {"isinf", 1},       {"where", 3},       {"cast", 1},
+    {"copy", 1}};
 
 std::optional<ElementwiseOp> op_of(std::string_view name) {
-  const auto* found = std::find(std::begin(kNames), std::end(kNames), name);
-  if (found == std::end(kNames)) return std::nullopt;
-  return static_cast<ElementwiseOp>(found - std::begin(kNames));
+  for (std::size_t i = 0; i < std::size(kOps); ++i)
+    if (kOps[i].name == name) return static_cast<ElementwiseOp>(i);
+  return std::nullopt;
 }
 
 // An operation's name, what it reads, the number of its dtype, and its room.
@@ -145,28 +153,6 @@ std::shared_ptr<const PythonChain::Bound> PythonChain::bind(PyArrayObject* out,
   return bound_;
 }
 
-int operands_of(ElementwiseOp op) {
-  switch (op) {
-    case ElementwiseOp::negative:
-    case ElementwiseOp::absolute:
-    case ElementwiseOp::sign:
-    case ElementwiseOp::square:
-    case ElementwiseOp::sqrt:
-    case ElementwiseOp::relu:
-    case ElementwiseOp::logical_not:
-    case ElementwiseOp::isfinite:
-    case ElementwiseOp::isnan:
-    case ElementwiseOp::isinf:
-    case ElementwiseOp::cast:
-    case ElementwiseOp::copy:
-      return 1;
-    case ElementwiseOp::where:
-      return 3;
-    default:
-      return 2;
-  }
-}
-
 // The type of the value that an operation appended to a chain reads.
 Scalar type_of(const Chain& chain, int read) {
   const auto place = static_cast<std::size_t>(read >= 0 ? read : -1 - read);
@@ -177,7 +163,7 @@ Scalar type_of(const Chain& chain, int read) {
 
 // Whether all operands of an operation appended to a chain have its type.
 bool fits(const Chain& chain, const ChainOp& entry) {
-  if (entry.count != operands_of(entry.op))
+  if (entry.count != kOps[static_cast<std::size_t>(entry.op)].operands)
     throw nb::value_error("an operation has the wrong number of operands");
   bool is_one_type = true;
   for (int i = 0; i < entry.count; ++i) {

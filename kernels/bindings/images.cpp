@@ -9,6 +9,7 @@
 #include <memory>
 #include <new>
 
+#include "bindings/tensor.h"
 #include "cpu/nn/image_kernels.h"
 
 namespace nb = nanobind;
@@ -83,8 +84,7 @@ void bind_convolutions(nb::module_& m) {
         image_kernels().of<T>().conv2d(out.data(), x.data(), kernel.data(), from, to, windows,
                                        room.get());
       },
-      nb::arg("out").noconvert(), nb::arg("x").noconvert(), nb::arg("kernel").noconvert(),
-      nb::arg("windows"));
+      "out"_array, "x"_array, "kernel"_array, nb::arg("windows"));
   m.def(
       "conv2d_kernel",
       [](Array<T> out, Array<const T> x, Array<const T> dy, Numbers told) {
@@ -96,8 +96,7 @@ void bind_convolutions(nb::module_& m) {
         image_kernels().of<T>().conv2d_kernel(out.data(), x.data(), dy.data(), from, to, windows,
                                               room.get());
       },
-      nb::arg("out").noconvert(), nb::arg("x").noconvert(), nb::arg("dy").noconvert(),
-      nb::arg("windows"));
+      "out"_array, "x"_array, "dy"_array, nb::arg("windows"));
 }
 
 template <class T>
@@ -111,7 +110,7 @@ void bind_pooling(nb::module_& m) {
         const nb::gil_scoped_release released;
         image_kernels().of<T>().max_pool2d(out.data(), x.data(), from, to, windows);
       },
-      nb::arg("out").noconvert(), nb::arg("x").noconvert(), nb::arg("windows"));
+      "out"_array, "x"_array, nb::arg("windows"));
   m.def(
       "max_pool2d_gradient",
       [](Array<T> out, Array<const T> dy, Array<const T> x, Array<const T> y, Numbers told) {
@@ -122,8 +121,7 @@ void bind_pooling(nb::module_& m) {
         image_kernels().of<T>().max_pool2d_gradient(out.data(), dy.data(), x.data(), y.data(), from,
                                                     to, windows);
       },
-      nb::arg("out").noconvert(), nb::arg("dy").noconvert(), nb::arg("x").noconvert(),
-      nb::arg("y").noconvert(), nb::arg("windows"));
+      "out"_array, "dy"_array, "x"_array, "y"_array, nb::arg("windows"));
 }
 
 }  // namespace

@@ -35,6 +35,13 @@ bool is_of(PyArrayObject* array) {
   return PyArray_TYPE(array) == (sizeof(T) == 4 ? NPY_FLOAT : NPY_DOUBLE) && is_plain(array);
 }
 
+// Calls `work` with a number of the array's type, float or double; returns false for other types.
+template <class Work>
+bool for_floats(PyArrayObject* array, const Work& work) {
+  if (is_of<float>(array)) return work(float{});
+  return is_of<double>(array) && work(double{});
+}
+
 inline std::ptrdiff_t stride_of(PyArrayObject* array, int axis) {
   return PyArray_DIM(array, axis) == 1 ? 0 : PyArray_STRIDE(array, axis);
 }
@@ -100,19 +107,6 @@ class PythonReplay {
   // The address of an array; arrays that are not passed in each step are kept alive.
   Place place(PyArrayObject* array);
   bool bind_chain_task(const Chain& chain, PyArrayObject* out, const Arrays& inputs);
-  template <class T>
-  bool product_of(PyArrayObject* out, PyArrayObject* a, PyArrayObject* b);
-  template <class T>
-  bool epilogue_of(const Chain& chain, PyArrayObject* out, PyArrayObject* a, PyArrayObject* b,
-                   const Arrays& rest, std::int64_t rows, bool in_place);
-  template <class T>
-  bool dropout_of(PyArrayObject* out, PyArrayObject* x, const Arrays& from, double rate,
-                  std::uint64_t key, std::int64_t rows_per_sample);
-  template <class T>
-  bool sums_of(PyArrayObject* out, PyArrayObject* x);
-  template <class T>
-  bool loss_of(bool is_sparse, PyArrayObject* out, PyArrayObject* dy, PyArrayObject* targets,
-               PyArrayObject* logits);
 
   std::vector<Given> given_;
   std::vector<Held> held_;

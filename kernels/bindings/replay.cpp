@@ -3,7 +3,7 @@
 
 #include <nanobind/stl/vector.h>
 
-#include <memory>
+#include <cstring>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -13,7 +13,6 @@
 #include "bindings/tensor.h"
 #include "core/signals.h"
 #include "replay/blas.h"
-#include "replay/tasks.h"
 
 namespace allreduce {
 
@@ -93,8 +92,13 @@ bool PythonReplay::bind_chain_task(const Chain& chain, PyArrayObject* out, const
   if (!bound) return false;
   std::vector<Place> places;
   for (PyArrayObject* each : inputs) places.push_back(place(each));
-  replay_.add(std::make_unique<ChainTask>(std::move(*bound), chain.ops.size(), place(out),
-                                          std::move(places)));
+  const std::size_t work = bound->elements() * chain.ops.size();
+  replay_.add(work, [chain = std::move(*bound), places, to = place(out)](const Bases& bases) {
+    const char* addresses[kMaxInputs];
+    for (std::size_t i = 0; i < places.size(); ++i) addresses[i] = places[i].in(bases);
+    chain.run(to.in(bases), addresses);
+    return true;
+  });
   return true;
 }
 
@@ -117,25 +121,15 @@ bool PythonReplay::add_constant(nb::handle out, nb::handle value) {
   PyArrayObject *to = as_array(out), *from = as_array(value);
   if (!is_contiguous(to) || !is_contiguous(from) || PyArray_NBYTES(to) != PyArray_NBYTES(from))
     return false;
-  const char* bytes = PyArray_BYTES(from);
-  replay_.add(std::make_unique<ConstantTask>(std::vector<char>(bytes, bytes + PyArray_NBYTES(from)),
-                                             place(to)));
+  const std::vector<char> bytes(PyArray_BYTES(from), PyArray_BYTES(from) + PyArray_NBYTES(from));
+  replay_.add(bytes.size(), [bytes, there = place(to)](const Bases& bases) {
+    std::memcpy(there.in(bases), bytes.data(), bytes.size());
+    return true;
+  });
   return true;
 }
 
-template <class T>
-bool PythonReplay::dropout_of(PyArrayObject* out, PyArrayObject* x, const Arrays& from, double rate,
-                              std::uint64_t key, std::int64_t rows_per_sample) {
-  if (!is_of<T>(out) || !is_of<T>(x) || !PyArray_SIZE(x)) return false;
-  const auto rows = static_cast<std::size_t>(PyArray_NDIM(x) ? PyArray_DIM(x, 0) : 1);
-  const typename DropoutTask<T>::Plan plan{rows, static_cast<std::size_t>(PyArray_SIZE(x)) / rows,
-                                           rate, key, rows_per_sample};
-  replay_.add(std::make_unique<DropoutTask<T>>(
-      tensor_kernels().of<T>(), plan,
-      typename DropoutTask<T>::Places{place(out), place(x), place(from[0]), place(from[1])}));
-  return true;
-}
-
+// What a dropout keeps depends on the step, and on where the replica's rows begin, which it reads.
 bool PythonReplay::add_dropout(nb::handle out, nb::handle x, const nb::list& from, double rate,
                                std::uint64_t key, std::int64_t rows_per_sample) {
   PyArrayObject *to = as_array(out), *source = as_array(x);
@@ -143,8 +137,25 @@ bool PythonReplay::add_dropout(nb::handle out, nb::handle x, const nb::list& fro
   for (PyArrayObject* each : numbers)
     if (scalar_of(PyArray_TYPE(each)) != Scalar::int64 || !is_plain(each)) return false;
   if (numbers.size() != 2 || !is_contiguous(to) || !is_contiguous(source)) return false;
-  return dropout_of<float>(to, source, numbers, rate, key, rows_per_sample) ||
-         dropout_of<double>(to, source, numbers, rate, key, rows_per_sample);
+  return for_floats(to, [&](auto zero) {
+    using T = decltype(zero);
+    if (!is_of<T>(source) || !PyArray_SIZE(source)) return false;
+    const auto rows = static_cast<std::size_t>(PyArray_NDIM(source) ? PyArray_DIM(source, 0) : 1);
+    const std::size_t columns = static_cast<std::size_t>(PyArray_SIZE(source)) / rows;
+    const Place dropped = place(to), kept = place(source);
+    const Place offset = place(numbers[0]), step = place(numbers[1]);
+    const FloatKernels<T>* kernels = &tensor_kernels().of<T>();
+    replay_.add(rows * columns * 8, [=](const Bases& bases) {
+      const std::int64_t first = *offset.in<const std::int64_t>(bases) * rows_per_sample;
+      const DropoutPlan plan =
+          dropout_plan(rate, key, static_cast<std::uint64_t>(first),
+                       static_cast<std::uint64_t>(*step.in<const std::int64_t>(bases)));
+      kernels->dropout(dropped.in<T>(bases), kept.in<const T>(bases), rows, columns,
+                       dropout_scale<T>(rate), plan);
+      return true;
+    });
+    return true;
+  });
 }
 
 void bind_replay(nb::module_& m) {

@@ -1,5 +1,6 @@
 // Tasks on matrices: products, sums of rows, and losses.
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -8,7 +9,7 @@
 #include "bindings/chain.h"
 #include "bindings/python_replay.h"
 #include "bindings/tensor.h"
-#include "replay/tasks.h"
+#include "replay/product.h"
 
 namespace allreduce {
 namespace {
@@ -23,95 +24,116 @@ Matrix matrix_of(PyArrayObject* array) {
 // Whether NumPy would see one matrix and its own transposed.
 bool is_one(PyArrayObject* a, PyArrayObject* b) { return PyArray_DATA(a) == PyArray_DATA(b); }
 
-}  // namespace
+// An axis that a product and both of its operands have: its size, and bytes from one matrix to the
+// next.
+struct Axis {
+  std::size_t size;
+  std::ptrdiff_t out, a, b;
+};
+using Axes = std::vector<Axis>;
 
-template <class T>
-bool PythonReplay::product_of(PyArrayObject* out, PyArrayObject* a, PyArrayObject* b) {
-  if (!is_of<T>(out) || !is_of<T>(a) || !is_of<T>(b) || is_one(a, b)) return false;
-  const std::optional<Product<T>> product =
-      Product<T>::of(matrix_of(out), matrix_of(a), matrix_of(b));
-  if (!product) return false;
-  std::vector<typename ProductTask<T>::Axis> axes;
-  const int leading = PyArray_NDIM(out) - 2;
-  for (int axis = 0; axis < leading; ++axis) {
-    const auto step = [&](PyArrayObject* array) -> std::ptrdiff_t {
-      const int own = axis - (PyArray_NDIM(out) - PyArray_NDIM(array));
-      return own < 0 ? 0 : stride_of(array, own);
-    };
-    axes.push_back({static_cast<std::size_t>(PyArray_DIM(out, axis)), step(out), step(a), step(b)});
-  }
-  const auto operand = [&](PyArrayObject* array) -> typename ProductTask<T>::Operand {
-    const auto [first, last] = extent_of(array);
-    const auto address = reinterpret_cast<std::uintptr_t>(PyArray_DATA(array));
-    return {place(array), static_cast<std::ptrdiff_t>(first - address),
-            static_cast<std::ptrdiff_t>(last - address)};
-  };
-  replay_.add(std::make_unique<ProductTask<T>>(*product, std::move(axes), place(out), operand(a),
-                                               operand(b)));
-  return true;
+struct Operand {
+  Place place;
+  std::ptrdiff_t first, last;  // how far it reaches, in bytes from its first element
+};
+
+Operand operand_of(PyArrayObject* array, Place place) {
+  const auto [first, last] = extent_of(array);
+  const auto address = reinterpret_cast<std::uintptr_t>(PyArray_DATA(array));
+  return {place, static_cast<std::ptrdiff_t>(first - address),
+          static_cast<std::ptrdiff_t>(last - address)};
 }
+
+// Whether some matrix may be the other operand's, too: NumPy goes another way there.
+bool may_be_of_one(const Operand& x, const Operand& y, const char* a, const char* b,
+                   const Axes& axes) {
+  if (a == b) return true;
+  const bool apart = a + x.last <= b + y.first || b + y.last <= a + x.first;
+  return !apart &&
+         std::any_of(axes.begin(), axes.end(), [](const Axis& axis) { return axis.a != axis.b; });
+}
+
+// Where the matrices of product number `i` begin, in bytes.
+std::array<std::ptrdiff_t, 3> offsets_of(const Axes& axes, std::size_t i) {
+  std::array<std::ptrdiff_t, 3> found{};
+  for (std::size_t at = axes.size(); at-- > 0; i /= axes[at].size) {
+    const auto index = static_cast<std::ptrdiff_t>(i % axes[at].size);
+    found[0] += index * axes[at].out;
+    found[1] += index * axes[at].a;
+    found[2] += index * axes[at].b;
+  }
+  return found;
+}
+
+// A matrix, or what there is one of for all rows, whose `down` is 0 bytes from row to row.
+struct Row {
+  Place place;
+  std::ptrdiff_t down;
+
+  char* at(std::int64_t row, const Bases& bases) const { return place.in(bases) + row * down; }
+};
+
+// Binds a chain to some rows of its inputs; only their strides count. The first is a product.
+std::optional<BoundChain> bound_to_rows(const Chain& chain, npy_intp* shape, npy_intp* strides,
+                                        PyArrayObject* like, const Arrays& rest,
+                                        const std::vector<Row>& rows) {
+  std::vector<nb::object> owners;
+  Arrays inputs;
+  const auto view = [&](npy_intp* shape, npy_intp* strides, PyArrayObject* like) {
+    PyArray_Descr* type = PyArray_DESCR(like);
+    Py_INCREF(type);
+    owners.push_back(nb::steal(PyArray_NewFromDescr(&PyArray_Type, type, 2, shape, strides,
+                                                    PyArray_DATA(like), 0, nullptr)));
+    inputs.push_back(as_array(owners.back()));
+  };
+  view(shape, strides, like);
+  for (std::size_t i = 0; i < rest.size(); ++i) {
+    if (!rows[i].down) {
+      inputs.push_back(rest[i]);
+      continue;
+    }
+    npy_intp own[2] = {shape[0], PyArray_DIM(rest[i], 1)};
+    view(own, PyArray_STRIDES(rest[i]), rest[i]);
+  }
+  return bound_to(chain, 2, shape, inputs.data());
+}
+
+}  // namespace
 
 bool PythonReplay::add_product(nb::handle out, nb::handle a, nb::handle b) {
   PyArrayObject *to = as_array(out), *left = as_array(a), *right = as_array(b);
-  if (PyArray_NDIM(left) < 2 || PyArray_NDIM(right) < 2) return false;
-  return product_of<float>(to, left, right) || product_of<double>(to, left, right);
-}
-
-template <class T>
-bool PythonReplay::epilogue_of(const Chain& chain, PyArrayObject* out, PyArrayObject* a,
-                               PyArrayObject* b, const Arrays& rest, std::int64_t rows,
-                               bool in_place) {
-  using Task = EpilogueTask<T>;
-  if (!is_of<T>(a) || !is_of<T>(b) || is_one(a, b) || !is_contiguous(out)) return false;
-  const Scalar type = sizeof(T) == 4 ? Scalar::float32 : Scalar::float64;
-  bool fits = chain.inputs.size() == rest.size() + 1 && chain.inputs[0] == type &&
-              scalar_of(PyArray_TYPE(out)) == chain.ops.back().out && (!in_place || is_of<T>(out));
-  for (std::size_t i = 0; fits && i < rest.size(); ++i)
-    fits = array_of(reinterpret_cast<PyObject*>(rest[i]), chain.inputs[i + 1]) != nullptr;
-  const npy_intp all = PyArray_DIM(out, 0), columns = PyArray_DIM(out, 1);
-  const auto size = static_cast<std::ptrdiff_t>(sizeof(T));
-  const Matrix made{all, columns, columns * size, size};
-  const std::optional<Product<T>> product = Product<T>::of(made, matrix_of(a), matrix_of(b));
-  rows = std::min<std::int64_t>(rows, all);
-  // A single row is a vector, which goes another way.
-  if (!fits || !product || rows < 2 || all % rows == 1) return false;
-  std::vector<typename Task::Input> others;
-  for (PyArrayObject* each : rest) {
-    const bool has_rows = PyArray_NDIM(each) == 2 && PyArray_DIM(each, 0) != 1;
-    others.push_back({place(each), has_rows ? PyArray_STRIDE(each, 0) : 0});
-  }
-  const auto bound = [&](npy_intp count) -> std::optional<BoundChain> {
-    // Views of as many rows, for their strides; the product itself is made where there is room.
-    std::vector<nb::object> owners;
-    Arrays inputs;
-    const auto view = [&](npy_intp* shape, npy_intp* strides, PyArrayObject* like, int axes) {
-      PyArray_Descr* type = PyArray_DESCR(like);
-      Py_INCREF(type);
-      owners.push_back(nb::steal(PyArray_NewFromDescr(&PyArray_Type, type, axes, shape, strides,
-                                                      PyArray_DATA(like), 0, nullptr)));
-      inputs.push_back(as_array(owners.back()));
-    };
-    npy_intp shape[2] = {count, columns}, strides[2] = {columns * size, size};
-    view(shape, strides, a, 2);
-    for (std::size_t i = 0; i < rest.size(); ++i) {
-      if (!others[i].down) {
-        inputs.push_back(rest[i]);
-        continue;
-      }
-      npy_intp own[2] = {count, PyArray_DIM(rest[i], 1)};
-      view(own, PyArray_STRIDES(rest[i]), rest[i], 2);
+  if (PyArray_NDIM(left) < 2 || PyArray_NDIM(right) < 2 || is_one(left, right)) return false;
+  return for_floats(to, [&](auto zero) {
+    using T = decltype(zero);
+    if (!is_of<T>(left) || !is_of<T>(right)) return false;
+    const auto product = Product<T>::of(matrix_of(to), matrix_of(left), matrix_of(right));
+    if (!product) return false;
+    Axes axes;
+    for (int axis = 0; axis < PyArray_NDIM(to) - 2; ++axis) {
+      const auto step = [&](PyArrayObject* array) -> std::ptrdiff_t {
+        const int own = axis - (PyArray_NDIM(to) - PyArray_NDIM(array));
+        return own < 0 ? 0 : stride_of(array, own);
+      };
+      const auto size = static_cast<std::size_t>(PyArray_DIM(to, axis));
+      axes.push_back({size, step(to), step(left), step(right)});
     }
-    return bound_to(chain, 2, shape, inputs.data());
-  };
-  std::optional<BoundChain> whole = bound(rows), last;
-  if (all % rows) last = bound(all % rows);
-  if (!whole || (all % rows && !last)) return false;
-  replay_.add(std::make_unique<Task>(
-      *product, typename Task::Parts{rows, std::move(*whole), std::move(last)}, chain.ops.size(),
-      typename Task::Input{place(out), PyArray_STRIDE(out, 0)},
-      typename Task::Input{place(a), PyArray_STRIDE(a, 0)}, place(b), std::move(others), in_place,
-      static_cast<std::size_t>(columns)));
-  return true;
+    std::size_t times = 1;
+    for (const Axis& axis : axes) times *= axis.size;
+    const Operand x = operand_of(left, place(left)), y = operand_of(right, place(right));
+    replay_.add(product->work() * times,
+                [=, product = *product, made = place(to)](const Bases& bases) {
+                  const char *const from = x.place.in(bases), *const by = y.place.in(bases);
+                  if (may_be_of_one(x, y, from, by, axes)) return false;
+                  for (std::size_t i = 0; i < times; ++i) {
+                    const auto [at, first, second] = offsets_of(axes, i);
+                    product.run(reinterpret_cast<T*>(made.in(bases) + at),
+                                reinterpret_cast<const T*>(from + first),
+                                reinterpret_cast<const T*>(by + second), product.rows());
+                  }
+                  return true;
+                });
+    return true;
+  });
 }
 
 bool PythonReplay::add_epilogue(nb::handle chain, nb::handle out, nb::handle a, nb::handle b,
@@ -120,58 +142,125 @@ bool PythonReplay::add_epilogue(nb::handle chain, nb::handle out, nb::handle a, 
   PyArrayObject *to = as_array(out), *left = as_array(a), *right = as_array(b);
   if (PyArray_NDIM(to) != 2 || PyArray_NDIM(left) != 2 || PyArray_NDIM(right) != 2) return false;
   const Arrays others = arrays_of(rest);
-  return epilogue_of<float>(behind, to, left, right, others, rows, in_place) ||
-         epilogue_of<double>(behind, to, left, right, others, rows, in_place);
+  bool fits = behind.inputs.size() == others.size() + 1 && !is_one(left, right) &&
+              is_contiguous(to) && scalar_of(PyArray_TYPE(to)) == behind.ops.back().out;
+  for (std::size_t i = 0; fits && i < others.size(); ++i)
+    fits = array_of(reinterpret_cast<PyObject*>(others[i]), behind.inputs[i + 1]) != nullptr;
+  const npy_intp all = PyArray_DIM(to, 0);
+  rows = std::min<std::int64_t>(rows, all);
+  // A single row is a vector, which goes another way.
+  if (!fits || rows < 2 || all % rows == 1) return false;
+  return for_floats(left, [&](auto zero) {
+    using T = decltype(zero);
+    const Scalar type = sizeof(T) == 4 ? Scalar::float32 : Scalar::float64;
+    if (!is_of<T>(right) || behind.inputs[0] != type || (in_place && !is_of<T>(to))) return false;
+    const npy_intp columns = PyArray_DIM(to, 1);
+    const auto size = static_cast<std::ptrdiff_t>(sizeof(T));
+    const auto product =
+        Product<T>::of({all, columns, columns * size, size}, matrix_of(left), matrix_of(right));
+    if (!product) return false;
+    std::vector<Row> inputs;
+    for (PyArrayObject* each : others) {
+      const bool has_rows = PyArray_NDIM(each) == 2 && PyArray_DIM(each, 0) != 1;
+      inputs.push_back({place(each), has_rows ? PyArray_STRIDE(each, 0) : 0});
+    }
+    const auto bound = [&](npy_intp count) {
+      npy_intp shape[2] = {count, columns}, strides[2] = {columns * size, size};
+      return bound_to_rows(behind, shape, strides, left, others, inputs);
+    };
+    const npy_intp left_over = all % rows;
+    const std::optional<BoundChain> whole = bound(rows), last = bound(left_over ? left_over : rows);
+    if (!whole || !last) return false;
+    // The product goes where the result does with `in_place`, else to memory of its own.
+    std::shared_ptr<T[]> room;
+    if (!in_place) room.reset(new T[static_cast<std::size_t>(rows * columns)]);
+    const Row made{place(to), PyArray_STRIDE(to, 0)}, from{place(left), PyArray_STRIDE(left, 0)};
+    const std::size_t work =
+        product->work() + static_cast<std::size_t>(all * columns) * behind.ops.size();
+    replay_.add(work, [=, product = *product, by = place(right)](const Bases& bases) {
+      if (from.place.in(bases) == by.in(bases)) return false;
+      const char* addresses[kMaxInputs];
+      for (std::int64_t first = 0; first < all; first += rows) {
+        const std::int64_t count = std::min<std::int64_t>(rows, all - first);
+        char* const here = made.at(first, bases);
+        T* const multiplied = room ? room.get() : reinterpret_cast<T*>(here);
+        product.run(multiplied, reinterpret_cast<const T*>(from.at(first, bases)),
+                    by.in<const T>(bases), count);
+        addresses[0] = reinterpret_cast<const char*>(multiplied);
+        for (std::size_t i = 0; i < inputs.size(); ++i)
+          addresses[i + 1] = inputs[i].at(first, bases);
+        (count == rows ? whole : last)->run(here, addresses);
+      }
+      return true;
+    });
+    return true;
+  });
 }
 
-template <class T>
-bool PythonReplay::sums_of(PyArrayObject* out, PyArrayObject* x) {
-  const npy_intp columns = PyArray_DIM(out, 0),
-                 rows = PyArray_SIZE(x) / std::max<npy_intp>(columns, 1);
-  const bool fits = is_of<T>(out) && is_of<T>(x) && is_contiguous(out) && is_contiguous(x);
-  if (!fits || !blas<T>().gemv || rows < 2 || columns < 2 || (rows | columns) >> 31) return false;
-  replay_.add(std::make_unique<ColumnSumsTask<T>>(rows, columns, place(out), place(x)));
-  return true;
-}
-
+// The sum of a matrix's rows, as a product with ones.
 bool PythonReplay::add_column_sums(nb::handle out, nb::handle x) {
   PyArrayObject *to = as_array(out), *from = as_array(x);
   const int axes = PyArray_NDIM(from);
   if (PyArray_NDIM(to) != 1 || axes < 2 || PyArray_DIM(from, axes - 1) != PyArray_DIM(to, 0))
     return false;
-  return sums_of<float>(to, from) || sums_of<double>(to, from);
+  return for_floats(to, [&](auto zero) {
+    using T = decltype(zero);
+    const std::int64_t columns = PyArray_DIM(to, 0),
+                       rows = PyArray_SIZE(from) / std::max<std::int64_t>(columns, 1);
+    const bool fits = is_of<T>(from) && is_contiguous(to) && is_contiguous(from);
+    if (!fits || !blas<T>().gemv || rows < 2 || columns < 2 || (rows | columns) >> 31) return false;
+    const std::vector<T> ones(static_cast<std::size_t>(rows), T(1));
+    const Place sums = place(to), matrix = place(from);
+    replay_.add(static_cast<std::size_t>(rows * columns), [=](const Bases& bases) {
+      blas<T>().gemv(Order::rows, Transpose::yes, rows, columns, T(1), matrix.in<const T>(bases),
+                     columns, ones.data(), 1, T(0), sums.in<T>(bases), 1);
+      return true;
+    });
+    return true;
+  });
 }
 
-template <class T>
-bool PythonReplay::loss_of(bool is_sparse, PyArrayObject* out, PyArrayObject* dy,
-                           PyArrayObject* targets, PyArrayObject* logits) {
-  const bool fits =
-      is_of<T>(out) && (!dy || is_of<T>(dy)) && is_of<T>(logits) &&
-      (is_sparse ? scalar_of(PyArray_TYPE(targets)) == Scalar::int64 : is_of<T>(targets));
-  if (!fits || !PyArray_NDIM(logits)) return false;
-  const npy_intp columns = PyArray_DIM(logits, PyArray_NDIM(logits) - 1);
-  if (!columns || !PyArray_SIZE(logits)) return false;
-  const npy_intp rows = PyArray_SIZE(logits) / columns;
-  const bool sizes = PyArray_SIZE(out) == (dy ? PyArray_SIZE(logits) : rows) &&
-                     PyArray_SIZE(targets) == (is_sparse ? rows : PyArray_SIZE(logits)) &&
-                     (!dy || PyArray_SIZE(dy) == rows);
-  if (!sizes) return false;
-  const typename LossTask<T>::Places places{place(out), place(dy ? dy : out), place(targets),
-                                            place(logits)};
-  replay_.add(std::make_unique<LossTask<T>>(tensor_kernels().of<T>(), is_sparse, dy != nullptr,
-                                            places, static_cast<std::size_t>(rows),
-                                            static_cast<std::size_t>(columns)));
-  return true;
-}
-
+// A cross-entropy, or its gradient, of rows of logits: of labels, or of shares of the classes.
 bool PythonReplay::add_loss(bool is_sparse, nb::handle out, nb::handle dy, nb::handle targets,
                             nb::handle logits) {
   PyArrayObject *to = as_array(out), *slope = dy.is_none() ? nullptr : as_array(dy);
-  PyArrayObject *from = as_array(targets), *rows = as_array(logits);
-  for (PyArrayObject* each : {to, slope, from, rows})
+  PyArrayObject *wanted = as_array(targets), *scores = as_array(logits);
+  for (PyArrayObject* each : {to, slope, wanted, scores})
     if (each && !is_contiguous(each)) return false;
-  return loss_of<float>(is_sparse, to, slope, from, rows) ||
-         loss_of<double>(is_sparse, to, slope, from, rows);
+  const npy_intp all = PyArray_SIZE(scores);
+  if (!PyArray_NDIM(scores) || !all) return false;
+  const npy_intp columns = PyArray_DIM(scores, PyArray_NDIM(scores) - 1), rows = all / columns;
+  if (PyArray_SIZE(to) != (slope ? all : rows) ||
+      PyArray_SIZE(wanted) != (is_sparse ? rows : all) || (slope && PyArray_SIZE(slope) != rows))
+    return false;
+  return for_floats(to, [&](auto zero) {
+    using T = decltype(zero);
+    const bool fits =
+        is_sparse ? scalar_of(PyArray_TYPE(wanted)) == Scalar::int64 : is_of<T>(wanted);
+    if (!fits || (slope && !is_of<T>(slope)) || !is_of<T>(scores)) return false;
+    const bool is_gradient = slope != nullptr;
+    const Place there = place(to), slopes = place(slope ? slope : to);
+    const Place aims = place(wanted), rows_at = place(scores);
+    const auto count = static_cast<std::size_t>(rows), classes = static_cast<std::size_t>(columns);
+    const FloatKernels<T>* kernels = &tensor_kernels().of<T>();
+    replay_.add(count * classes * 8, [=](const Bases& bases) {
+      T* const made = there.in<T>(bases);
+      const T *const by = slopes.in<const T>(bases), *const x = rows_at.in<const T>(bases);
+      const auto* labels = aims.in<const std::int64_t>(bases);
+      const T* const shares = aims.in<const T>(bases);
+      std::ptrdiff_t wrong = -1;
+      if (is_sparse && is_gradient)
+        wrong = kernels->sparse_cross_entropy_gradient(made, by, labels, x, count, classes);
+      else if (is_sparse)
+        wrong = kernels->sparse_cross_entropy(made, labels, x, count, classes);
+      else if (is_gradient)
+        kernels->cross_entropy_gradient(made, by, shares, x, count, classes);
+      else
+        kernels->cross_entropy(made, shares, x, count, classes);
+      return wrong < 0;
+    });
+    return true;
+  });
 }
 
 }  // namespace allreduce

@@ -54,22 +54,7 @@ Rows rows_of(const Array<T>& array) {
 }
 
 template <class T>
-void bind_activations(nb::module_& m) {
-  m.def(
-      "relu",
-      [](Array<T> out, Array<const T> x) {
-        const std::size_t n = same_size(out.size(), x.size());
-        unlocked(n, [&] { tensor_kernels().of<T>().relu(out.data(), x.data(), n); });
-      },
-      nb::arg("out").noconvert(), nb::arg("x").noconvert());
-  m.def(
-      "relu_gradient",
-      [](Array<T> out, Array<const T> dy, Array<const T> y) {
-        const std::size_t n = same_size(out.size(), dy.size(), y.size());
-        unlocked(
-            n, [&] { tensor_kernels().of<T>().relu_gradient(out.data(), dy.data(), y.data(), n); });
-      },
-      nb::arg("out").noconvert(), nb::arg("dy").noconvert(), nb::arg("y").noconvert());
+void bind_erf(nb::module_& m) {
   m.def(
       "erf",
       [](Array<T> out, Array<const T> x) {
@@ -78,7 +63,7 @@ void bind_activations(nb::module_& m) {
           std::transform(x.data(), x.data() + n, out.data(), [](T each) { return std::erf(each); });
         });
       },
-      nb::arg("out").noconvert(), nb::arg("x").noconvert());
+      "out"_array, "x"_array);
 }
 
 template <class T>
@@ -92,7 +77,7 @@ void bind_losses(nb::module_& m) {
               out.data(), labels.data(), logits.data(), rows.count, rows.columns);
         });
       },
-      nb::arg("out").noconvert(), nb::arg("labels").noconvert(), nb::arg("logits").noconvert());
+      "out"_array, "labels"_array, "logits"_array);
   m.def(
       "sparse_cross_entropy_gradient",
       [](Array<T> out, Array<const T> dy, Array<const std::int64_t> labels, Array<const T> logits) {
@@ -103,8 +88,7 @@ void bind_losses(nb::module_& m) {
               out.data(), dy.data(), labels.data(), logits.data(), rows.count, rows.columns);
         });
       },
-      nb::arg("out").noconvert(), nb::arg("dy").noconvert(), nb::arg("labels").noconvert(),
-      nb::arg("logits").noconvert());
+      "out"_array, "dy"_array, "labels"_array, "logits"_array);
   m.def(
       "cross_entropy",
       [](Array<T> out, Array<const T> targets, Array<const T> logits) {
@@ -115,7 +99,7 @@ void bind_losses(nb::module_& m) {
                                                  rows.count, rows.columns);
         });
       },
-      nb::arg("out").noconvert(), nb::arg("targets").noconvert(), nb::arg("logits").noconvert());
+      "out"_array, "targets"_array, "logits"_array);
   m.def(
       "cross_entropy_gradient",
       [](Array<T> out, Array<const T> dy, Array<const T> targets, Array<const T> logits) {
@@ -126,8 +110,7 @@ void bind_losses(nb::module_& m) {
                                                           logits.data(), rows.count, rows.columns);
         });
       },
-      nb::arg("out").noconvert(), nb::arg("dy").noconvert(), nb::arg("targets").noconvert(),
-      nb::arg("logits").noconvert());
+      "out"_array, "dy"_array, "targets"_array, "logits"_array);
 }
 
 template <class T>
@@ -141,7 +124,7 @@ void bind_rows(nb::module_& m) {
           tensor_kernels().of<T>().softmax(out.data(), x.data(), rows.count, rows.columns);
         });
       },
-      nb::arg("out").noconvert(), nb::arg("x").noconvert());
+      "out"_array, "x"_array);
   m.def(
       "normalize",
       [](Array<T> out, Array<const T> x, double epsilon) {
@@ -152,7 +135,7 @@ void bind_rows(nb::module_& m) {
                                              static_cast<T>(epsilon));
         });
       },
-      nb::arg("out").noconvert(), nb::arg("x").noconvert(), nb::arg("epsilon"));
+      "out"_array, "x"_array, nb::arg("epsilon"));
   m.def(
       "normalize_gradient",
       [](Array<T> out, Array<const T> dy, Array<const T> x, Array<const T> y, double epsilon) {
@@ -164,8 +147,7 @@ void bind_rows(nb::module_& m) {
                                                       static_cast<T>(epsilon));
         });
       },
-      nb::arg("out").noconvert(), nb::arg("dy").noconvert(), nb::arg("x").noconvert(),
-      nb::arg("y").noconvert(), nb::arg("epsilon"));
+      "out"_array, "dy"_array, "x"_array, "y"_array, nb::arg("epsilon"));
 }
 
 template <class T>
@@ -188,8 +170,7 @@ void bind_optimizers(nb::module_& m) {
         unlocked(
             n, [&] { tensor_kernels().of<T>().sgd(value.data(), gradient.data(), slot, step, n); });
       },
-      nb::arg("value").noconvert(), nb::arg("gradient").noconvert(),
-      nb::arg("velocity").noconvert().none(), nb::arg("count").noconvert(),
+      "value"_array, "gradient"_array, "velocity"_array.none(), "count"_array,
       nb::arg("learning_rate"), nb::arg("momentum"), nb::arg("nesterov"));
   m.def(
       "adam",
@@ -205,10 +186,9 @@ void bind_optimizers(nb::module_& m) {
                                         plan, n);
         });
       },
-      nb::arg("value").noconvert(), nb::arg("gradient").noconvert(), nb::arg("mean").noconvert(),
-      nb::arg("square").noconvert(), nb::arg("count").noconvert(), nb::arg("learning_rate"),
-      nb::arg("beta1"), nb::arg("beta2"), nb::arg("epsilon"), nb::arg("step"),
-      nb::arg("weight_decay") = 0.0);
+      "value"_array, "gradient"_array, "mean"_array, "square"_array, "count"_array,
+      nb::arg("learning_rate"), nb::arg("beta1"), nb::arg("beta2"), nb::arg("epsilon"),
+      nb::arg("step"), nb::arg("weight_decay") = 0.0);
 }
 
 template <class T>
@@ -227,13 +207,13 @@ void bind_dropout(nb::module_& m) {
                                            dropout_scale<T>(rate), plan);
         });
       },
-      nb::arg("out").noconvert(), nb::arg("x").noconvert(), nb::arg("rate"), nb::arg("key"),
-      nb::arg("first_row"), nb::arg("step"));
+      "out"_array, "x"_array, nb::arg("rate"), nb::arg("key"), nb::arg("first_row"),
+      nb::arg("step"));
 }
 
 template <class T>
 void bind_all(nb::module_& m) {
-  bind_activations<T>(m);
+  bind_erf<T>(m);
   bind_losses<T>(m);
   bind_rows<T>(m);
   bind_optimizers<T>(m);
@@ -245,14 +225,6 @@ void bind_all(nb::module_& m) {
 void bind_tensor(nb::module_& m) {
   bind_all<float>(m);
   bind_all<double>(m);
-  m.def(
-      "philox",
-      [](Array<std::uint32_t> out, Array<const std::uint32_t> counters, std::uint64_t key) {
-        const std::size_t words = same_size(out.size(), counters.size());
-        unlocked(words,
-                 [&] { tensor_kernels().philox(out.data(), counters.data(), key, words / 4); });
-      },
-      nb::arg("out").noconvert(), nb::arg("counters").noconvert(), nb::arg("key"));
 }
 
 }  // namespace allreduce

@@ -11,6 +11,11 @@ namespace allreduce {
 // frees.
 constexpr std::size_t kWorthUnlocking = 2048;
 
+// The name of an argument that is an array as it is: none is converted.
+inline auto operator""_array(const char* name, std::size_t) {
+  return nanobind::arg(name).noconvert();
+}
+
 void bind_tensor(nanobind::module_& m);
 
 }  // namespace allreduce

@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 
 #include "bindings/comm.h"
+#include "bindings/tensor.h"
 #include "cpu/nn/optimizer_steps.h"
 
 namespace nb = nanobind;
@@ -82,13 +83,13 @@ void bind_typed(nb::module_& m, const char* adam, const char* sgd) {
       [](Array<const T> header, Array<T> mean, Array<T> square) {
         return AdamUpdate<T>(header, mean, square);
       },
-      nb::arg("header").noconvert(), nb::arg("mean").noconvert(), nb::arg("square").noconvert());
+      "header"_array, "mean"_array, "square"_array);
   nb::class_<SgdUpdate<T>, Update>(m, sgd).def("set", &SgdUpdate<T>::set, nb::arg("learning_rate"),
                                                nb::arg("momentum"), nb::arg("nesterov"));
   m.def(
       "sgd_update",
       [](Array<const T> header, Array<T> velocity) { return SgdUpdate<T>(header, velocity); },
-      nb::arg("header").noconvert(), nb::arg("velocity").noconvert());
+      "header"_array, "velocity"_array);
 }
 
 }  // namespace

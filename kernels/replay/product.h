@@ -2,11 +2,10 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
-#include <vector>
 
 #include "replay/blas.h"
-#include "replay/replay.h"
 
 namespace allreduce {
 

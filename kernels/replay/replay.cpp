@@ -18,8 +18,9 @@ std::size_t Replay::run(std::size_t first, std::size_t last,
   std::size_t work = 0;
   Clock::time_point asked{};
   for (std::size_t i = first; i < last; ++i) {
-    if (!tasks_[i]->run(bases_)) return i - first;
-    work += tasks_[i]->work;
+    const auto& [operations, task] = tasks_[i];
+    if (!task(bases_)) return i - first;
+    work += operations;
     if (work < kUnwatched) continue;
     work = 0;
     const Clock::time_point now = Clock::now();

@@ -7,36 +7,33 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
+#include <utility>
 #include <vector>
 
 namespace allreduce {
+
+using Bases = std::vector<std::uintptr_t>;
 
 // An address: an offset from a base. Base 0 is address 0, for arrays that do not move.
 struct Place {
   std::size_t base;
   std::uintptr_t offset;
 
-  char* in(const std::vector<std::uintptr_t>& bases) const {
-    return reinterpret_cast<char*>(bases[base] + offset);
+  template <class T = char>
+  T* in(const Bases& bases) const {
+    return reinterpret_cast<T*>(bases[base] + offset);
   }
 };
 
-class Task {
- public:
-  explicit Task(std::size_t work) : work(work) {}
-  virtual ~Task() = default;
-  // Returns whether it succeeded; if not, Python executes the instruction and raises its error.
-  virtual bool run(const std::vector<std::uintptr_t>& bases) const = 0;
-
-  const std::size_t work;  // approximate number of operations
-};
+// One instruction. Returns whether it succeeded; if not, Python executes it and raises its error.
+using Task = std::function<bool(const Bases&)>;
 
 class Replay {
  public:
   explicit Replay(std::size_t bases) : bases_(bases + 1, 0) {}
 
-  void add(std::unique_ptr<Task> task) { tasks_.push_back(std::move(task)); }
+  // `work` is the approximate number of operations.
+  void add(std::size_t work, Task task) { tasks_.emplace_back(work, std::move(task)); }
   std::size_t size() const { return tasks_.size(); }
   // Sets the address of the array with this number, from 0.
   void move(std::size_t array, const void* address) {
@@ -49,8 +46,8 @@ class Replay {
                   const std::function<bool()>& interrupted) const;
 
  private:
-  std::vector<std::uintptr_t> bases_;
-  std::vector<std::unique_ptr<Task>> tasks_;
+  Bases bases_;
+  std::vector<std::pair<std::size_t, Task>> tasks_;
 };
 
 }  // namespace allreduce

@@ -133,11 +133,6 @@ def _every_kernel(dtype: str) -> list[np.ndarray]:
         _native.normalize(normal, logits, 1e-5)
         _native.normalize_gradient(slopes, shares, logits, normal, 1e-5)
         results += [dropped, shares, normal, slopes]
-    out = np.empty_like(a)
-    _native.relu(out, a)
-    results.append(out.copy())
-    _native.relu_gradient(out, b, a)
-    results.append(out)
     return results
 
 
@@ -194,7 +189,7 @@ def test_long_rows_are_added_up_as_well_as_numpy_does(
 def test_wrong_arrays_are_refused() -> None:
     x, count = np.zeros(4, np.float32), np.ones(1, np.float32)
     with pytest.raises(ValueError, match="different sizes"):
-        _native.relu(x, x[:3])
+        _native.erf(x, x[:3])
     with pytest.raises(ValueError, match="different sizes"):
         _native.sgd(x, x.copy(), x[:3].copy(), count, 0.1, 0.9, False)
     with pytest.raises(ValueError, match="different sizes"):
@@ -204,6 +199,6 @@ def test_wrong_arrays_are_refused() -> None:
     with pytest.raises(ValueError, match="number 1"):
         _adam(x, x.copy(), x.copy(), x.copy(), count, 0)
     with pytest.raises(TypeError):
-        _native.relu(x[::2], x[::2])
+        _native.erf(x[::2], x[::2])
     with pytest.raises(TypeError):
-        _native.relu(x.astype(np.float64), x)
+        _native.erf(x.astype(np.float64), x)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
-from allreduce.graph.core.op_table import Attrs, Gradient, Kernel, Op, ShapeRule, register
+from allreduce.graph.core.op_table import Attrs, Gradient, Kernel, ShapeRule, register
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import (
     BATCH,
@@ -123,12 +123,17 @@ def _elementwise(ufunc: np.ufunc, gradient: Gradient | None) -> None:
     def kernel(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
         ufunc(*inputs, out=out)
 
-    register(Op(ufunc.__name__, shape, kernel, gradient, elementwise=True, in_place=True))
+    register(ufunc.__name__, shape, kernel, gradient, elementwise=True, in_place=True)
 
 
 def same_spec(specs: Sequence[Spec], attrs: Attrs) -> Spec:
     """The shape rule of an operator whose output is like its first input."""
     return specs[0]
+
+
+def given_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
+    """The shape rule of an operator whose attributes have the shape."""
+    return Spec(attrs["shape"], specs[0].dtype)
 
 
 def floats_only(rule: ShapeRule) -> ShapeRule:

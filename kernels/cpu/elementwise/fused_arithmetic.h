@@ -10,37 +10,11 @@
 namespace allreduce::KERNEL_LEVEL {
 namespace {
 
-struct Add {
-  template <class T>
-  static T of(T x, T y) {
-    return x + y;
-  }
-};
-struct Subtract {
-  template <class T>
-  static T of(T x, T y) {
-    return x - y;
-  }
-};
-struct Multiply {
-  template <class T>
-  static T of(T x, T y) {
-    return x * y;
-  }
-};
-struct Divide {
-  template <class T>
-  static T of(T x, T y) {
-    return x / y;
-  }
-};
-
-struct Nothing {
-  template <class T>
-  static T of(T x, T) {
-    return x;
-  }
-};
+constexpr auto Add = [](auto x, auto y) { return x + y; };
+constexpr auto Subtract = [](auto x, auto y) { return x - y; };
+constexpr auto Multiply = [](auto x, auto y) { return x * y; };
+constexpr auto Divide = [](auto x, auto y) { return x / y; };
+constexpr auto Nothing = [](auto x, auto) { return x; };
 
 // Vectors computed before the first is stored; with the operands they fill the registers: 256 bytes
 // for the widest vectors.
@@ -111,7 +85,7 @@ inline std::size_t stretches_of(const FusedOp* ops, std::size_t count, Stretch<T
 }
 
 // One stretch: `Times` affine operations, `Op`, and `Then` (0 or 1) affine operations.
-template <class T, std::size_t Times, class Op, bool IsRight, bool Repeats, std::size_t Then = 0>
+template <class T, std::size_t Times, auto Op, bool IsRight, bool Repeats, std::size_t Then = 0>
 void carry_out(T* to, const T* from, const Stretch<T>& stretch, const T* other, std::size_t n,
                bool streams) {
   using V = Vector<T>;
@@ -135,7 +109,7 @@ void carry_out(T* to, const T* from, const Stretch<T>& stretch, const T* other, 
       V held = load<V>(from + here);
       for (std::size_t i = 0; i < Times; ++i) held = held * factors[i] + terms[i];
       const V operand = Repeats ? repeated : load<V>(other + here);
-      held = IsRight ? Op::of(operand, held) : Op::of(held, operand);
+      held = IsRight ? Op(operand, held) : Op(held, operand);
       made[v] = Then ? held * factor + term : held;
     }
 #pragma GCC unroll 8
@@ -150,7 +124,7 @@ void carry_out(T* to, const T* from, const Stretch<T>& stretch, const T* other, 
     T held = from[at];
     for (std::size_t i = 0; i < Times; ++i) held = held * affine[i].factor + affine[i].term;
     const T operand = other[Repeats ? 0 : at];
-    held = IsRight ? Op::of(operand, held) : Op::of(held, operand);
+    held = IsRight ? Op(operand, held) : Op(held, operand);
     to[at] = Then ? held * stretch.then.factor + stretch.then.term : held;
   }
 }
@@ -158,7 +132,7 @@ void carry_out(T* to, const T* from, const Stretch<T>& stretch, const T* other, 
 template <class T>
 using CarryOut = void (*)(T*, const T*, const Stretch<T>&, const T*, std::size_t, bool);
 
-template <class T, class Op, bool IsRight>
+template <class T, auto Op, bool IsRight>
 CarryOut<T> find_for(bool repeats) {
   return repeats ? carry_out<T, 0, Op, IsRight, true> : carry_out<T, 0, Op, IsRight, false>;
 }

@@ -35,18 +35,6 @@ inline void randomize(Words& c, std::uint64_t key) {
   }
 }
 
-void philox(std::uint32_t* out, const std::uint32_t* counters, std::uint64_t key, std::size_t n) {
-  for (std::size_t begin = 0; begin < n; begin += kSide) {
-    const std::size_t used = n - begin < kSide ? n - begin : kSide;
-    Words c{};
-    for (std::size_t i = 0; i < used; ++i)
-      for (int w = 0; w < 4; ++w) c.word[w][i] = counters[(begin + i) * 4 + w];
-    randomize(c, key);
-    for (std::size_t i = 0; i < used; ++i)
-      for (int w = 0; w < 4; ++w) out[(begin + i) * 4 + w] = c.word[w][i];
-  }
-}
-
 // An element's draw is a function of its place in its row, the row's global index and the step.
 // Element e takes word (e % 64) / 16 of counter (16 * (e / 64) + e % 16, row, row >> 32, step):
 // that way a whole register of neighbours is drawn and stored at once.

@@ -10,22 +10,6 @@
 namespace allreduce::KERNEL_LEVEL {
 namespace {
 
-template <class T>
-void relu(T* out, const T* x, std::size_t n) {
-  // A NaN passes: it must not be hidden.
-  for (std::size_t i = 0; i < n; ++i) out[i] = x[i] < 0 ? T(0) : x[i];
-}
-
-template <class T>
-void relu_gradient(T* out, const T* dy, const T* y, std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i) {
-    const T slope = dy[i];  // read in any case: a read that depends is not vectorised under SSE2
-    out[i] = y[i] > 0 ? slope : T(0);
-  }
-}
-
-// --- optimizers ---------------------------------------------------------------------------------
-
 // The gradient as the mean over samples; a compiler hoists `live` out of its loop.
 template <class T>
 inline T mean_gradient(T sum, T count, bool live) {
@@ -69,8 +53,6 @@ void adam(T* __restrict__ value, const T* __restrict__ gradient, T* __restrict__
 
 template <class T>
 constexpr FloatKernels<T> float_kernels{
-    relu<T>,
-    relu_gradient<T>,
     sgd<T>,
     adam<T>,
     dropout<T>,
@@ -90,7 +72,7 @@ namespace allreduce {
 
 template <>
 constinit const TensorKernels LevelTable<TensorKernels, Level::KERNEL_LEVEL>::table{
-    KERNEL_LEVEL::float_kernels<float>, KERNEL_LEVEL::float_kernels<double>, KERNEL_LEVEL::philox,
+    KERNEL_LEVEL::float_kernels<float>, KERNEL_LEVEL::float_kernels<double>,
     KERNEL_LEVEL::elementwise_kernels};
 
 }  // namespace allreduce

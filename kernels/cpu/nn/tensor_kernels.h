@@ -48,8 +48,6 @@ T dropout_scale(double rate) {
 
 template <class T>
 struct FloatKernels {
-  void (*relu)(T* out, const T* x, std::size_t n);
-  void (*relu_gradient)(T* out, const T* dy, const T* y, std::size_t n);
   void (*sgd)(T* value, const T* gradient, T* velocity, const SgdStep<T>& step, std::size_t n);
   void (*adam)(T* value, const T* gradient, T* m, T* v, const AdamStep<T>& step, std::size_t n);
   void (*dropout)(T* out, const T* x, std::size_t rows, std::size_t columns, T scale,
@@ -74,23 +72,16 @@ struct FloatKernels {
 struct TensorKernels {
   FloatKernels<float> float32;
   FloatKernels<double> float64;
-  // Turns `n` counters of four words into as many random words.
-  void (*philox)(std::uint32_t* out, const std::uint32_t* counters, std::uint64_t key,
-                 std::size_t n);
   ElementwiseKernels ops;
 
   template <class T>
-  const FloatKernels<T>& of() const;
+  const FloatKernels<T>& of() const {
+    if constexpr (sizeof(T) == 4)
+      return float32;
+    else
+      return float64;
+  }
 };
-
-template <>
-inline const FloatKernels<float>& TensorKernels::of<float>() const {
-  return float32;
-}
-template <>
-inline const FloatKernels<double>& TensorKernels::of<double>() const {
-  return float64;
-}
 
 template <>
 const TensorKernels LevelTable<TensorKernels, Level::baseline>::table;

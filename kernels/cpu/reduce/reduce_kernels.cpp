@@ -9,14 +9,14 @@
 namespace allreduce::KERNEL_LEVEL {
 namespace {
 
-// The fold of plain vectors and of pairs, and its final step.
-template <class Fold, class V>
+// The fold of plain vectors and of pairs, and what follows it.
+template <auto Fold, class V>
 inline V fold(V a, V b) {
-  return Fold::apply(a, b);
+  return Fold(a, b);
 }
-template <class Fold, std::size_t Bytes>
+template <auto Fold, std::size_t Bytes>
 inline Pair<Bytes> fold(Pair<Bytes> x, Pair<Bytes> y) {
-  return {Fold::apply(x.a, y.a), Fold::apply(x.b, y.b)};
+  return {Fold(x.a, y.a), Fold(x.b, y.b)};
 }
 template <class Finish, class V>
 inline V finished(const Finish& finish, V value) {
@@ -39,7 +39,7 @@ struct Span {
 };
 
 // Reduces `Times` vectors of `Bytes` bytes that lie `at` into each array.
-template <class Format, class Fold, std::size_t Bytes, std::size_t Times, class Finish>
+template <class Format, auto Fold, std::size_t Bytes, std::size_t Times, class Finish>
 inline void step(const Span<Finish>& span, std::size_t at) {
   decltype(Format::template load<Bytes>(nullptr)) values[Times];
   for (std::size_t u = 0; u < Times; ++u)
@@ -53,8 +53,8 @@ inline void step(const Span<Finish>& span, std::size_t at) {
       Format::template store<Bytes>(span.out[j] + at + u * Bytes, values[u]);
 }
 
-// Reduces the rest, less than twice `Bytes`, in ever narrower vectors.
-template <class Format, class Fold, std::size_t Bytes, class Finish>
+// Reduces what is left, less than twice `Bytes`, in ever narrower vectors.
+template <class Format, auto Fold, std::size_t Bytes, class Finish>
 inline void tail(const Span<Finish>& span, std::size_t at) {
   if (at + Bytes <= span.bytes) {
     step<Format, Fold, Bytes, 1>(span, at);
@@ -66,7 +66,7 @@ inline void tail(const Span<Finish>& span, std::size_t at) {
 // Reduces the whole vectors of two inputs from `at` on, where they fit, into `Outs` outputs;
 // returns how far it got. Pointers that stores might change are read for every step: 2 arrays into
 // both, AVX2 (Zen 3), in the caches, 3.2 ns a line instead of 1.6.
-template <class Format, class Fold, std::size_t Outs, class Finish>
+template <class Format, auto Fold, std::size_t Outs, class Finish>
 inline std::size_t pairs(const Span<Finish>& span, std::size_t at) {
   const Finish finish = span.finish;
   const unsigned char *const a = span.in[0], *const b = span.in[1];
@@ -85,7 +85,7 @@ inline std::size_t pairs(const Span<Finish>& span, std::size_t at) {
   return at;
 }
 
-template <class Format, class Fold, template <class> class Finish>
+template <class Format, auto Fold, template <class> class Finish>
 void reduce(const void* const* in, int n, void* const* out, int m, std::size_t count) {
   const Span<Finish<typename Format::Lane>> span{reinterpret_cast<const unsigned char* const*>(in),
                                                  n,
@@ -119,7 +119,7 @@ using Row = Reduce[kTypes];
 
 constexpr Reduce& at(Row& row, Type type) { return row[static_cast<int>(type)]; }
 
-template <class Fold, template <class> class Finish>
+template <auto Fold, template <class> class Finish>
 constexpr void floats(Row& row) {
   at(row, Type::float64) = reduce<Plain<double>, Fold, Finish>;
   at(row, Type::float32) = reduce<Plain<float>, Fold, Finish>;
@@ -127,13 +127,13 @@ constexpr void floats(Row& row) {
   at(row, Type::bfloat16) = reduce<BFloat16, Fold, Finish>;
 }
 
-template <class Fold, template <class> class Finish>
+template <auto Fold, template <class> class Finish>
 constexpr void complexes(Row& row) {
   at(row, Type::complex64) = complex<reduce<Plain<float>, Fold, Finish>>;
   at(row, Type::complex128) = complex<reduce<Plain<double>, Fold, Finish>>;
 }
 
-template <class Fold, template <class> class Finish>
+template <auto Fold, template <class> class Finish>
 constexpr void unsigned_integers(Row& row) {
   at(row, Type::uint8) = reduce<Plain<std::uint8_t>, Fold, Finish>;
   at(row, Type::uint16) = reduce<Plain<std::uint16_t>, Fold, Finish>;
@@ -142,7 +142,7 @@ constexpr void unsigned_integers(Row& row) {
 }
 
 // All integers as unsigned ones: for operators that give the same bits, and wrap.
-template <class Fold, template <class> class Finish>
+template <auto Fold, template <class> class Finish>
 constexpr void integers(Row& row) {
   unsigned_integers<Fold, Finish>(row);
   at(row, Type::int8) = at(row, Type::uint8);
@@ -151,13 +151,13 @@ constexpr void integers(Row& row) {
   at(row, Type::int64) = at(row, Type::uint64);
 }
 
-template <class Fold>
+template <auto Fold>
 constexpr void arithmetic(Row& row) {
   floats<Fold, Keep>(row);
   integers<Fold, Keep>(row);
 }
 
-template <class Fold>
+template <auto Fold>
 constexpr void order(Row& row) {
   floats<Fold, Keep>(row);
   unsigned_integers<Fold, Keep>(row);
@@ -167,14 +167,14 @@ constexpr void order(Row& row) {
   at(row, Type::int64) = reduce<Plain<std::int64_t>, Fold, Keep>;
 }
 
-template <class Fold>
+template <auto Fold>
 constexpr void logical(Row& row) {
   floats<Fold, Truth>(row);
   integers<Fold, Truth>(row);
   at(row, Type::boolean) = at(row, Type::uint8);
 }
 
-template <class Fold>
+template <auto Fold>
 constexpr void bitwise(Row& row) {
   integers<Fold, Keep>(row);
   at(row, Type::boolean) = at(row, Type::uint8);

@@ -5,61 +5,17 @@ namespace allreduce::KERNEL_LEVEL {
 namespace {
 
 // Operators: how two values become one, in lanes of any type.
-
-struct Sum {
-  template <class V>
-  static V apply(V a, V b) {
-    return a + b;
-  }
-};
-struct Prod {
-  template <class V>
-  static V apply(V a, V b) {
-    return a * b;
-  }
-};
-struct Min {  // a NaN on either side wins, as in numpy.minimum
-  template <class V>
-  static V apply(V a, V b) {
-    return a != a ? a : (a < b ? a : b);
-  }
-};
-struct Max {
-  template <class V>
-  static V apply(V a, V b) {
-    return a != a ? a : (a > b ? a : b);
-  }
-};
-struct Both {  // true or false, to be made 1 or 0 by Truth
-  template <class V>
-  static V apply(V a, V b) {
-    return a != V{} ? b : a;
-  }
-};
-struct Either {
-  template <class V>
-  static V apply(V a, V b) {
-    return a != V{} ? a : b;
-  }
-};
-struct And {
-  template <class V>
-  static V apply(V a, V b) {
-    return a & b;
-  }
-};
-struct Or {
-  template <class V>
-  static V apply(V a, V b) {
-    return a | b;
-  }
-};
-struct Xor {
-  template <class V>
-  static V apply(V a, V b) {
-    return a ^ b;
-  }
-};
+constexpr auto Sum = [](auto a, auto b) { return a + b; };
+constexpr auto Prod = [](auto a, auto b) { return a * b; };
+// A NaN on either side wins, as in numpy.minimum.
+constexpr auto Min = [](auto a, auto b) { return a != a ? a : (a < b ? a : b); };
+constexpr auto Max = [](auto a, auto b) { return a != a ? a : (a > b ? a : b); };
+// True or false, to be made 1 or 0 by Truth.
+constexpr auto Both = [](auto a, auto b) { return a != decltype(a){} ? b : a; };
+constexpr auto Either = [](auto a, auto b) { return a != decltype(a){} ? a : b; };
+constexpr auto And = [](auto a, auto b) { return a & b; };
+constexpr auto Or = [](auto a, auto b) { return a | b; };
+constexpr auto Xor = [](auto a, auto b) { return a ^ b; };
 
 // Final steps: applied to the folded value of n inputs.
 // --------------------------------------------------
