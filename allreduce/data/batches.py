@@ -32,8 +32,6 @@ class ArrayBatches:
 
     Args:
         arrays: The arrays to iterate over, `(rows, …)` each.
-        plan: Assigns rows to replicas and steps.
-        replicator: The replicas of this process.
         order: A permutation of the rows; None for the arrays' own order.
     """
 
@@ -100,7 +98,6 @@ class DistributedDataset:
     Args:
         dataset: A re-iterable of arrays `(rows, …)`, or tuples, lists or dicts of them; equal on
             all ranks.
-        replicator: The replicas among which to split each batch.
     """
 
     def __init__(self, dataset: Iterable[Any], replicator: Replicator) -> None:
@@ -149,9 +146,6 @@ def distribute(
 
     Args:
         batch: A structure of arrays, `(rows, …)`.
-        replicator: The replicas among which to split it.
-        name: The batch's name in messages.
-        stager: A stager to reuse for many batches.
         number: The batch's number, if ranks should compare their batches.
 
     Raises:

@@ -134,9 +134,6 @@ class Stager:
     The thread that makes the next batch waits for the copies before it hands the batch over. Each
     batch has memory of its own, so no step waits for a copy or has its inputs overwritten. Copies
     run on the devices' own host-to-device streams, as the steps' copies do.
-
-    Args:
-        replicator: The replicas to feed.
     """
 
     def __init__(self, replicator: Replicator) -> None:

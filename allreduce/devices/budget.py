@@ -69,10 +69,6 @@ class Budget:
     def take(self, nbytes: int, contents: Contents = ()) -> int:
         """Count memory before it is allocated; return the token for `give_back`.
 
-        Args:
-            nbytes: The bytes.
-            contents: Its purpose.
-
         Raises:
             OutOfMemoryError: It would exceed the limit, even after garbage collection.
         """

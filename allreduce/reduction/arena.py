@@ -58,7 +58,6 @@ class Arena:
     """One replica's arrays of a layout.
 
     Args:
-        layout: The layout.
         slots: The names of the optimizer's per-parameter state: "m", "v".
         allocate: Returns a zeroed, aligned, private array of `size` elements of `dtype`.
         allocate_gradients: The same, in memory that collectives can map, if there is any.

@@ -13,12 +13,7 @@ from allreduce.devices import Event
 
 
 class Fetched:
-    """A host array that a device copy fills.
-
-    Args:
-        array: The destination.
-        event: The event of the copy's end.
-    """
+    """A host array that a device copy fills."""
 
     __slots__ = ("_array", "_event")
 

@@ -59,7 +59,6 @@ class InterOpPool:
     replica's own thread runs all instructions.
 
     Args:
-        steps: The instructions.
         after: For each instruction, the indices of those that must end before it.
         free: Whether any thread may run it; the others run on the replica's own thread.
         threads: The number of threads, including the replica's own.

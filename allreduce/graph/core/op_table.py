@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from allreduce.errors import InternalError, UsageError, reworded, unknown_name
 from allreduce.graph.core.node import describe_part
 from allreduce.graph.core.spec import Spec
 
+P = ParamSpec("P")
 Attrs = Mapping[str, Any]
 ShapeRule = Callable[[Sequence[Spec], Attrs], Spec]
 # Writes the value into its first argument. That has the shape rule's shape and dtype, is
@@ -100,16 +101,23 @@ def cut(gradient: Any, output: Any, inputs: Sequence[Any], attrs: Attrs) -> Sequ
 _TABLE: dict[str, Op] = {}
 
 
-def register(op: Op) -> Op:
-    """Add a row.
+def _registering(make: Callable[P, Op]) -> Callable[P, Op]:
+    def register(*fields: P.args, **others: P.kwargs) -> Op:
+        """Add a row; takes its fields.
 
-    Raises:
-        InternalError: The name is taken.
-    """
-    if op.name in _TABLE:
-        raise InternalError(f"operator {op.name!r} is registered twice")
-    _TABLE[op.name] = op
-    return op
+        Raises:
+            InternalError: The name is taken.
+        """
+        op = make(*fields, **others)
+        if op.name in _TABLE:
+            raise InternalError(f"operator {op.name!r} is registered twice")
+        _TABLE[op.name] = op
+        return op
+
+    return register
+
+
+register = _registering(Op)
 
 
 def lookup(name: str) -> Op:

@@ -13,13 +13,6 @@ from allreduce.errors import NumericsError
 def check(op: str, source: str, out: np.ndarray, inputs: Sequence[np.ndarray], when: str) -> None:
     """Raise an error if a value is not finite.
 
-    Args:
-        op: The operation.
-        source: The user's line, "file:line".
-        out: The value.
-        inputs: The operation's inputs.
-        when: The replica and the step.
-
     Raises:
         NumericsError: Gives the number of elements that are not finite, and describes the inputs.
     """

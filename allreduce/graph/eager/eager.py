@@ -6,17 +6,18 @@ named batches are the same. It is dropped when the step ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from allreduce.devices import options
 from allreduce.devices.budget import largest
 from allreduce.devices.names import DeviceName
-from allreduce.errors import OutOfMemoryError, UsageError
+from allreduce.errors import MismatchError, OutOfMemoryError, UsageError
 from allreduce.graph.consistency.rank_check import Facts
+from allreduce.graph.core import pytree
 from allreduce.graph.core.node import Graph, Node
 from allreduce.graph.core.op_table import Attrs, located, lookup
 from allreduce.graph.core.spec import Spec, concrete
@@ -24,16 +25,18 @@ from allreduce.graph.core.tensor import EagerTensor, TracedTensor
 from allreduce.graph.debug import numerics
 from allreduce.graph.debug.memory_guards import KernelOutput
 from allreduce.graph.eager import eager_collectives
-from allreduce.graph.eager.lockstep import Meet, Meeting
+from allreduce.graph.eager.lockstep import Meet, Meeting, run_in_lockstep
 from allreduce.graph.execute.memory import describe_value
 from allreduce.graph.ops.collective import contribution_of_none
 from allreduce.graph.placement.placement import Placed, choose, put, report
 from allreduce.graph.schedule.dependence import depends, of_replica, of_samples
+from allreduce.graph.trace.output_structure import Returned, take_apart
 from allreduce.graph.trace.printing import say
 from allreduce.graph.trace.replica import Replica, StepInfo
-from allreduce.graph.trace.trace import Trace
+from allreduce.graph.trace.signature import Arguments
+from allreduce.graph.trace.trace import Trace, recording
 from allreduce.graph.trace.variable import Variable
-from allreduce.graph.update.changes import check_equal, check_once, check_owner
+from allreduce.graph.update.changes import check_equal, check_once, check_owner, name_of, needs_all
 from allreduce.graph.update.host import Host
 from allreduce.graph.update.program_check import synchronize
 from allreduce.graph.update.program_summary import involved, outline
@@ -48,9 +51,6 @@ class EagerTrace(Trace):
     program, it takes part in everything and has no weight.
 
     Args:
-        host: The replicas of this process.
-        replica: The replica that runs.
-        info: The step's number and rows.
         feeds: The values of placeholders, in order.
         absent: Whether the replica has no samples.
         meet: Runs a function together with the other replicas.
@@ -285,3 +285,64 @@ _SPECIAL: dict[str, Callable[[EagerTrace, Node], np.ndarray]] = {
     "print": EagerTrace._print,
     "apply_gradients": EagerTrace._apply_gradients,
 }
+
+
+def run_eagerly(
+    host: Host,
+    replicas: Sequence[Replica],
+    fn: Callable[..., Any],
+    arguments: Arguments,
+    step_infos: Sequence[StepInfo],
+) -> tuple[Returned, list[list[np.ndarray]]]:
+    """Call `fn` for each replica with values; returns its result's structure and the values.
+
+    Args:
+        replicas: The replicas that run: all, or one without a communicator.
+
+    Raises:
+        MismatchError: Replicas took different branches.
+        UsageError: A single one of several replicas would change variables or communicate.
+    """
+
+    def play(replica: Replica, meet: Meet) -> tuple[Returned, list[np.ndarray]]:
+        index = replica.index
+        absent = arguments.rows is not None and not step_infos[index].rows
+        feeds = [values[index] for values in arguments.feeds]
+        if replica.communicator is None and host.num_replicas_in_sync > 1:
+            meet = _refuse(fn, host)
+        trace = EagerTrace(host, replica, step_infos[index], feeds, absent, meet)
+        try:
+            with recording(trace):
+                args, kwargs = arguments.placeholders(trace)
+                returned, outputs = take_apart(fn(*args, **kwargs))
+                return returned, [each.numpy() for each in outputs]
+        finally:
+            trace.close()
+
+    results = run_in_lockstep([partial(play, each) for each in replicas])
+    returned, values = zip(*results, strict=True)
+    if any(_form(each) != _form(returned[0]) for each in returned):
+        raise MismatchError(
+            f"{name_of(fn)} returned {_shown(returned)} on the replicas of this process; return "
+            "the same structure on all of them"
+        )
+    return returned[0], list(values)
+
+
+def _form(returned: Returned) -> Hashable:
+    """Give what replicas have to agree on: of values that are no tensors, the first's are taken."""
+    kinds = tuple(map(type, pytree.leaves(returned.structure)))
+    return pytree.outline(returned.structure), kinds, returned.rows_per_sample
+
+
+def _shown(returned: Sequence[Returned]) -> str:
+    return ", ".join(f"{each.structure!r:.60}" for each in returned)
+
+
+def _refuse(fn: Callable[..., Any], host: Host) -> Meet:
+    def meet(meeting: Meeting) -> NoReturn:
+        changes = meeting.what in ("assign", "apply_gradients")
+        what = "changes variables" if changes else "has collectives"
+        raise needs_all(fn, what, host.num_replicas_in_sync)
+
+    return meet

@@ -28,15 +28,7 @@ Brought = Sequence[tuple[list[np.ndarray], StepInfo]]
 def exchange(
     host: Host, node: Node, specs: Sequence[Spec], outline: Facts | None, brought: Brought
 ) -> list[np.ndarray]:
-    """Run a collective; returns its value on each local replica.
-
-    Args:
-        host: The local replicas.
-        node: The collective.
-        specs: The specs of its inputs.
-        outline: The facts of the step so far that all ranks must share; None with one rank.
-        brought: Each local replica's inputs.
-    """
+    """Run a collective; returns its value on each local replica."""
     graph = _alone(node, specs)
     if outline is not None:
         told = all(info.rows_per_replica is not None for _, info in brought)
@@ -48,15 +40,7 @@ def exchange(
 def update(
     host: Host, node: Node, specs: Sequence[Spec], outline: Facts | None, brought: Brought
 ) -> None:
-    """Reduce gradients over all replicas, and update the variables.
-
-    Args:
-        host: The local replicas.
-        node: `apply_gradients`.
-        specs: The specs of the count and the gradients.
-        outline: The facts that all ranks must share; None with one rank.
-        brought: Each local replica's inputs.
-    """
+    """Reduce gradients over all replicas, and update the variables."""
     assert node.device is not None, node
     plan = plan_for(host, node.attrs["rule"], node.attrs["variables"], node.device)
     plan.take_over()

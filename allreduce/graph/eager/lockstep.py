@@ -23,9 +23,7 @@ class Meeting:
 
     Attributes:
         what: A description.
-        source: The user's line.
         key: Equal for all replicas at the same point.
-        brought: This replica's input.
         work: Takes all replicas' inputs, in order, and returns a result for each.
     """
 
@@ -41,9 +39,6 @@ Meet = Callable[[Meeting], Any]
 
 def run_in_lockstep(replicas: Sequence[Callable[[Meet], Any]]) -> list[Any]:
     """Run all replicas; return their results.
-
-    Args:
-        replicas: A function for each, which gets the means to meet the others.
 
     Raises:
         MismatchError: Replicas of this process went different ways.

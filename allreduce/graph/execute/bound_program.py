@@ -36,18 +36,10 @@ class BoundProgram:
     """A program bound to buffers of one batch size.
 
     Args:
-        facts: The program and the facts derived from it.
-        replica: The replica that runs the program.
-        arenas: The replica's arenas, by id of their plan.
-        rendezvous: Exchanges values between the replica's devices.
-        info: The first step; later ones have the same numbers of rows.
-        outline: The facts that all ranks must share; None with one rank.
-        threads: The number of threads that run independent instructions.
-        returns: Whether the program's outputs go to the caller.
+        threads: The number of threads that run independent instructions; the other arguments are
+            those of `Frame`.
 
     Attributes:
-        frame: The program's memory.
-        steps: The instructions, as functions.
         timing: The timing of the latest successful step.
         communicated: The timing of the latest one with collectives.
         recent: The durations of the latest steps.

@@ -37,10 +37,6 @@ class Executor:
     asynchronous.
 
     Args:
-        program: The program.
-        replica: The replica.
-        arenas: The replica's arenas, by id of their plan.
-        outline: The facts that all ranks must share; None with one rank.
         rendezvous: Exchanges values between devices, and with other tasks.
     """
 
@@ -77,7 +73,6 @@ class Executor:
 
         Args:
             feeds: The program's inputs; read until the call returns.
-            info: The step's number and rows.
             batch: Whether some input is a share of a batch; the null program runs if it is empty.
 
         Returns:

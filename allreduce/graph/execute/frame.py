@@ -39,8 +39,6 @@ class Frame:
 
     Args:
         facts: The program and the facts derived from it.
-        replica: The replica that runs the program.
-        arenas: The replica's arenas, by id of their plan.
         rendezvous: Exchanges values between the replica's devices.
         info: The first step; later ones have the same numbers of rows.
         outline: The facts that all ranks must share; None with one rank.

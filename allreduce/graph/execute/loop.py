@@ -18,12 +18,6 @@ class Loop:
     The carry alternates between two buffers, or moves through one buffer per iteration if the
     carry before each iteration is a result. An iteration never writes to the buffer that it reads.
 
-    Args:
-        frame: The frame whose program contains the scan.
-        node: The scan.
-        inner: The body's frame.
-        steps: The body's instructions.
-
     Attributes:
         nbytes: Bytes of the scan's buffers, without the body's frame.
     """

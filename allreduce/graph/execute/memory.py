@@ -27,8 +27,6 @@ class Memory:
     Args:
         program: The program; without planned blocks, each value has its own memory.
         elsewhere: Nodes whose values have memory elsewhere.
-        shape: Returns the shape of a node's value.
-        device: Returns the device of a name in the program.
         guarded: Whether each value has guard bytes before and behind it, for `intact`.
 
     Attributes:

@@ -20,14 +20,7 @@ Add = Callable[[_native.Replay, Node, np.ndarray, Sequence[np.ndarray]], bool]
 
 
 def add(replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
-    """Add an instruction to a replay; returns whether that could be done.
-
-    Args:
-        replay: The replay to add a task to.
-        node: The instruction, on a CPU.
-        out: The array for the instruction's value.
-        inputs: The arrays that it reads.
-    """
+    """Add an instruction to a replay; returns whether that could be done."""
     usual = _link if lookup(node.op).elementwise else _none
     return _ADD.get(node.op, usual)(replay, node, out, inputs)
 

@@ -30,10 +30,7 @@ class Outputs:
     the host is done.
 
     Args:
-        program: The program.
         elsewhere: Nodes whose values have their memory elsewhere.
-        shape: Returns the shape of a node's value.
-        device: Returns the device of a name in the program.
         zero_copy: Whether outputs are written to the caller's memory; otherwise they are copied.
 
     Attributes:
@@ -93,13 +90,7 @@ class Outputs:
         return found
 
     def fetch(self, node: Node, array: np.ndarray, copied: Event) -> None:
-        """Record a started copy to the host.
-
-        Args:
-            node: The node that copies.
-            array: The destination.
-            copied: The event of the copy's end.
-        """
+        """Record a started copy to the host."""
         self._copied[node.id].read_until(copied)
         self._fetched[node.id] = Fetched(array, copied)
 
@@ -134,11 +125,6 @@ class DeviceOutput:
 
     Memory is reused when its copy is done; until then, later steps get other memory and need not
     wait. The pool keeps as many pieces as were ever in use at once.
-
-    Args:
-        node: The node of the value.
-        shape: The value's shape.
-        device: Returns the device of a name in the program.
     """
 
     def __init__(

@@ -31,7 +31,6 @@ class Queues:
 
     Args:
         facts: The program; one thread issues its instructions in order.
-        device: Returns the device of a name in the program.
         values: The values, by node, of the instructions issued so far.
         arenas: The arenas, which are kept alive too.
         at_once: Whether the host waits for each instruction, for checks of its result.

@@ -41,12 +41,8 @@ class Section:
     """A group of nodes.
 
     Attributes:
-        device: The device.
         kind: FORWARD, BACKWARD or UPDATE.
-        name: The name of the layer or the bucket.
         row: The index of the layer, in the order of calls.
-        ops: The number of each operation.
-        notes: Further remarks.
     """
 
     device: DeviceName
@@ -78,7 +74,6 @@ class Sections:
     Attributes:
         all: All sections, in the order in which they start.
         edges: The sections whose values each section reads on its device.
-        transfers: The transfers between devices.
     """
 
     all: list[Section]

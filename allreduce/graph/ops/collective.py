@@ -13,11 +13,11 @@ import numpy as np
 
 from allreduce.errors import ShapeError, UsageError, unknown_name
 from allreduce.graph.core.node import Node
-from allreduce.graph.core.op_table import Attrs, Op, register
+from allreduce.graph.core.op_table import Attrs, register
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import GLOBAL_BATCH, Dim, Size, Spec, own_axes, show
 from allreduce.graph.core.tensor import Tensor
-from allreduce.graph.ops.common import same_spec
+from allreduce.graph.ops.common import given_shape, same_spec
 from allreduce.graph.trace.dispatch import apply, as_tensor, runtime
 from allreduce.graph.trace.trace import current_trace
 
@@ -110,7 +110,7 @@ def _sum_over_replicas(
     return [apply("all_reduce", dy, op="sum") if attrs["op"] == "sum" else None]
 
 
-register(Op("all_reduce", same_spec, gradient=_sum_over_replicas, kind="collective"))
+register("all_reduce", same_spec, gradient=_sum_over_replicas, kind="collective")
 
 
 def _gathered(specs: Sequence[Spec], attrs: Attrs) -> Spec:
@@ -129,7 +129,7 @@ def _own_rows(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> list[
     return [apply("own_rows", total, start, shape=x[0].shape)]
 
 
-register(Op("all_gather", _gathered, gradient=_own_rows, kind="collective"))
+register("all_gather", _gathered, gradient=_own_rows, kind="collective")
 
 
 def _take_own(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
@@ -150,10 +150,6 @@ def _unit(rows: Size) -> int:
     return rows.factor if isinstance(rows, Dim) else rows
 
 
-def _shape_asked(specs: Sequence[Spec], attrs: Attrs) -> Spec:
-    return Spec(attrs["shape"], specs[0].dtype)
-
-
 def _own_rows_gradient(
     dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs
 ) -> list[Tensor | None]:
@@ -167,8 +163,8 @@ def _among_rows_gradient(
     return [apply("own_rows", dy, x[1], shape=x[0].shape), None]
 
 
-register(Op("own_rows", _shape_asked, _take_own, _own_rows_gradient))
-register(Op("among_rows", _shape_asked, _put_own, _among_rows_gradient))
+register("own_rows", given_shape, _take_own, _own_rows_gradient)
+register("among_rows", given_shape, _put_own, _among_rows_gradient)
 
 # Operators that do not change the values.
 _NEUTRAL: dict[str, Callable[[np.dtype[Any]], Any]] = {

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
-from allreduce.graph.core.op_table import Attrs, Gradient, Kernel, Op, ShapeRule, names, register
+from allreduce.graph.core.op_table import Attrs, Gradient, Kernel, ShapeRule, names, register
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import Spec, show
 from allreduce.graph.core.tensor import Tensor
@@ -54,14 +54,12 @@ def register_op(
     _check(name, {"shape": shape, "cpu": cpu}, {"cuda": cuda, "gradient": gradient})
     told = f"operator {name!r}"
     register(
-        Op(
-            name,
-            _checked_shape(told, shape),
-            _checked_kernel(told, cpu),
-            None if gradient is None else _checked_gradient(told, gradient),
-            cuda=None if cuda is None else _checked_kernel(told, cuda),
-            users=True,
-        )
+        name,
+        _checked_shape(told, shape),
+        _checked_kernel(told, cpu),
+        None if gradient is None else _checked_gradient(told, gradient),
+        cuda=None if cuda is None else _checked_kernel(told, cuda),
+        users=True,
     )
 
     def operator(*inputs: Any, **attrs: Any) -> Tensor:

@@ -5,7 +5,7 @@ Importing this module fills the operator table and gives tensors their Python op
 
 from allreduce.errors import did_you_mean
 from allreduce.graph.core.tensor import METHODS, OPERATORS
-from allreduce.graph.ops import state  # noqa: F401  (its rows)
+from allreduce.graph.ops import numpy_functions, state  # noqa: F401  (their rows)
 from allreduce.graph.ops.array.conversion import stop_gradient
 from allreduce.graph.ops.array.gather import embedding, take, take_along_axis, top_k
 from allreduce.graph.ops.array.indexing import argmax, argmin, one_hot
@@ -87,33 +87,14 @@ from allreduce.graph.ops.nn.pooling import (
     max_pool2d,
 )
 from allreduce.graph.ops.nn.softmax import log_softmax, logits_of, softmax
-from allreduce.graph.ops.numpy import names, shapes  # noqa: F401  (their rows)
 from allreduce.graph.ops.random import normal, permutation, uniform
 
-for _operator in (
-    add,
-    subtract,
-    multiply,
-    divide,
-    floor_divide,
-    remainder,
-    power,
-    negative,
-    absolute,
-    matmul,
-    bitwise_and,
-    bitwise_or,
-    bitwise_xor,
-    invert,
-    less,
-    less_equal,
-    greater,
-    greater_equal,
-    equal,
-    not_equal,
-    getitem,
-):
-    OPERATORS[_operator.__name__] = _operator
+_PYTHON_OPERATORS = (
+    *("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "matmul"),
+    *("negative", "absolute", "bitwise_and", "bitwise_or", "bitwise_xor", "invert", "getitem"),
+    *("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"),
+)
+OPERATORS.update({name: globals()[name] for name in _PYTHON_OPERATORS})
 
 __all__ = [
     "absolute",

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.graph.core.op_table import Attrs, Op, lookup, register
+from allreduce.graph.core.op_table import Attrs, lookup, register
 from allreduce.graph.ops.common import same_spec
 from allreduce.graph.ops.fusion import Chain, part
 
@@ -31,9 +31,7 @@ class Epilogue:
 
     Attributes:
         op: The product: a row of the operator table with `by_rows`.
-        attrs: Its attributes.
         reads: How many of the inputs are its own: the first ones.
-        dtype: Of its value.
         chain: Its inputs are the product's value and, behind it, the rest.
     """
 
@@ -73,9 +71,7 @@ class Reduction:
     """A chain, and the sum or mean of its value.
 
     Attributes:
-        chain: The chain to reduce.
         op: One of SUMS.
-        attrs: Its attributes.
         axes: Those of the chain's value that it goes along.
         dtype: Of the chain's value.
     """
@@ -142,5 +138,5 @@ def _run(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
 
 
 # Made by a pass, which knows the spec.
-register(Op("fused_product", same_spec, _run))
-register(Op("fused_sum", same_spec, _run))
+register("fused_product", same_spec, _run)
+register("fused_sum", same_spec, _run)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from allreduce import _native
-from allreduce.graph.core.op_table import Attrs, Op, lookup, register
+from allreduce.graph.core.op_table import Attrs, lookup, register
 from allreduce.graph.ops.common import same_spec
 
 # Bytes of a block of the result. With a handful of others like it, it stays in a level-2 cache; a
@@ -23,9 +23,7 @@ class Link:
 
     Attributes:
         op: An element-wise row of the operator table.
-        attrs: Its attributes.
         reads: Inputs of the chain by their number, and earlier links by -1 - theirs.
-        dtype: Of its value.
     """
 
     op: str
@@ -39,9 +37,8 @@ class Chain:
     """Operations in order, of which the last gives the value; all values have one shape.
 
     Attributes:
-        links: The operations.
-        rooms: For each but the last, the index of the reused block that holds its value.
-        native: The native chain, if all operations have native kernels.
+        rooms: For each but the last, which of the blocks that are reused holds its value.
+        native: What carries all of it out at once, where all operations have such kernels.
     """
 
     links: tuple[Link, ...]
@@ -50,12 +47,7 @@ class Chain:
 
     @classmethod
     def of(cls, links: Sequence[Link], inputs: Sequence[np.dtype[Any]]) -> Chain:
-        """Give a value's block to a later one of its dtype when nothing reads it any more.
-
-        Args:
-            links: The operations.
-            inputs: The dtypes of their inputs.
-        """
+        """Give a value's block to a later one of its dtype when nothing reads it any more."""
         last = {-1 - i: at for at, link in enumerate(links) for i in link.reads if i < 0}
         free: dict[np.dtype[Any], list[int]] = {}
         rooms: list[int] = []
@@ -129,4 +121,4 @@ def _run(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     attrs["chain"].run(out, inputs)
 
 
-register(Op("fused", same_spec, _run))  # made by a pass, which knows the spec
+register("fused", same_spec, _run)  # made by a pass, which knows the spec

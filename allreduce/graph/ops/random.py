@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
-from allreduce.graph.core.op_table import Attrs, Op, register
+from allreduce.graph.core.op_table import Attrs, register
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.seed import checked, get_seed
 from allreduce.graph.core.spec import Size, Spec, own_axes, show
@@ -165,6 +165,6 @@ def _order(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     out[...] = np.argsort(inputs[0], kind="stable")
 
 
-register(Op("uniform", _given, _uniform))
-register(Op("normal", _given, _normal))
-register(Op("order", lambda specs, attrs: Spec(specs[0].shape, np.dtype(np.int64)), _order))
+register("uniform", _given, _uniform)
+register("normal", _given, _normal)
+register("order", lambda specs, attrs: Spec(specs[0].shape, np.dtype(np.int64)), _order)

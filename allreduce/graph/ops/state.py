@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from allreduce.graph.core.op_table import Attrs, Kind, Op, register
+from allreduce.graph.core.op_table import Attrs, Kind, register
 from allreduce.graph.core.spec import Spec
 
 
@@ -45,4 +45,4 @@ ROWS: tuple[tuple[str, Kind], ...] = (
 )
 
 for _name, _kind in ROWS:
-    register(Op(_name, shape=_as_recorded, kind=_kind, host=_name == "print"))
+    register(_name, shape=_as_recorded, kind=_kind, host=_name == "print")

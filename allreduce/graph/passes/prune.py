@@ -13,7 +13,6 @@ def prune(graph: Graph, feeds: Collection[int] = ()) -> Graph:
     """Keep the ancestors of fetches and effects; ancestors of a fed value are not needed.
 
     Args:
-        graph: Any graph.
         feeds: Nodes that become inputs, after the graph's own.
 
     Raises:

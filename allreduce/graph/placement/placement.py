@@ -79,9 +79,7 @@ def check_exists(what: str, asked: DeviceName, places: Places) -> None:
     """Raise an error early if replicas do not have the device that something is made for.
 
     Args:
-        what: The new object, for errors: "layer 'dense' (Dense)".
-        asked: A full or partial name.
-        places: A replica's devices.
+        what: What is made: "layer 'dense' (Dense)".
 
     Raises:
         DeviceError: No device has this name, and soft placement is off.
@@ -110,12 +108,7 @@ def _refusal(
 
 
 def report(log: Sequence[Placed], names: Mapping[DeviceName, DeviceName]) -> None:
-    """Log each operation's device with the reason, if placement is logged.
-
-    Args:
-        log: The result of `place`.
-        names: The actual devices, by name in the program.
-    """
+    """Log each operation's device with the reason, if placement is logged."""
     if options.current().log_device_placement:
         for row in log:
             device = names.get(row.device, row.device)
@@ -128,14 +121,7 @@ def choose(
     home: DeviceName,
     available: Sequence[DeviceName],
 ) -> tuple[DeviceName, str]:
-    """Choose a node's device, as `place` does; return it with the reason.
-
-    Args:
-        node: The traced node.
-        placed: Returns the placed node of an id.
-        home: As for `place`.
-        available: As for `place`.
-    """
+    """Choose a node's device, as `place` does; returns it with the reason."""
     if node.device is not None and node.device != _ANY:
         return requested(node, node.device, home, available)
     found, reason = _preferred(node, placed, home)
@@ -177,12 +163,6 @@ def requested(
     node: Node, asked: DeviceName, home: DeviceName, available: Sequence[DeviceName]
 ) -> tuple[DeviceName, str]:
     """Return the device that a node asks for, with the reason.
-
-    Args:
-        node: The node.
-        asked: A full or partial name.
-        home: The default device.
-        available: All devices.
 
     Raises:
         DeviceError: It does not exist or cannot run the node, and soft placement is off.

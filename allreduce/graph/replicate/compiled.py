@@ -52,8 +52,6 @@ class Compiled:
 
     Attributes:
         graph: Each replica's graph: placed, optimized, bucketed and partitioned.
-        executors: One per local replica.
-        returned: The structure of the function's result.
         updates: The optimizers that the step applies, each with its arena.
         agreement: The digest that ranks compare before each run, if the step exchanges or assigns
             values without an optimizer.
@@ -146,14 +144,7 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
 def _in_buckets(
     host: Host, graph: Graph, updates: list[tuple[UpdateRule, ArenaPlan]], said: Facts | None
 ) -> tuple[Graph, list[Executor]]:
-    """Cut the updates of an optimized graph into buckets, and prepare every local replica for it.
-
-    Args:
-        host: This process's replicas.
-        graph: The graph of a step.
-        updates: The optimizers that it applies, each with its arena.
-        said: What must be equal on all ranks; None with one rank.
-    """
+    """Cut an optimized graph's updates into buckets, and prepare every local replica for it."""
     plans = [plan for _, plan in updates]
     graph = passes.bucket(graph, plans, host.num_replicas_in_sync)
     if said is not None:

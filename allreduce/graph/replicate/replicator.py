@@ -15,7 +15,7 @@ from allreduce.graph.core.host_future import Output
 from allreduce.graph.core.node import Graph
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.tensor import concrete
-from allreduce.graph.eager.eager_step import run_eagerly
+from allreduce.graph.eager.eager import run_eagerly
 from allreduce.graph.replicate.compiled import Compiled, compile_alone, compile_step
 from allreduce.graph.replicate.program_cache import ProgramCache, Programs
 from allreduce.graph.replicate.replicas import Replicas, T

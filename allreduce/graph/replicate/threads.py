@@ -20,9 +20,6 @@ class Threads:
 
     A signal's handler may raise anywhere in the calling thread, and could leave the Python locks of
     futures and conditions locked. Shared state is therefore guarded by primitives implemented in C.
-
-    Args:
-        count: The number of threads.
     """
 
     def __init__(self, count: int) -> None:

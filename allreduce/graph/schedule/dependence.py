@@ -33,12 +33,7 @@ def depends(node: Node, found: Container[int], root: Callable[[Node], bool]) -> 
 
 
 def dependents(nodes: Iterable[Node], root: Callable[[Node], bool]) -> set[int]:
-    """Find the roots and the nodes computed from them; collectives give equal results everywhere.
-
-    Args:
-        nodes: The nodes in topological order.
-        root: Returns whether a node is a root.
-    """
+    """Find roots and nodes computed from them; collectives give equal results everywhere."""
     found: set[int] = set()
     for node in nodes:
         if depends(node, found, root):

@@ -41,7 +41,6 @@ class Block:
         first: The instruction that writes the first value.
         last: The last instruction that uses a value, or that must not write there yet because
             another stream may still use it.
-        device: The device of the memory.
     """
 
     values: tuple[int, ...]

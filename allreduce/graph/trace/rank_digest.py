@@ -37,7 +37,6 @@ class BatchDigest(NamedTuple):
 
     Attributes:
         number: The batch's number, from 0 in each pass over its dataset.
-        dtype: The array's dtype.
         shape: The array's shape, with the rows of all replicas.
         digest: A CRC of these and of a sample of the values.
     """
@@ -118,13 +117,7 @@ class RankDigest:
             self._add_up()
 
     def assign(self, variable: Variable, after: np.ndarray, where: str) -> None:
-        """Record an assignment between steps, before it is made.
-
-        Args:
-            variable: The variable, with its old value.
-            after: The new value, of the same shape and dtype.
-            where: The user's line.
-        """
+        """Record an assignment between steps, before it is made."""
         change = self._changes.setdefault(variable, _Change())
         more = _digest(after) - _digest(variable.storage[0])
         change.sum, change.where = (change.sum + more) % _WORD, where

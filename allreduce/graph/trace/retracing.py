@@ -35,9 +35,7 @@ class _Leaf:
     """An argument of a traced call, without its value, which would stay alive.
 
     Attributes:
-        path: Its path in `(args, kwargs)`.
         key: Its part of the signature.
-        shown: Its text in a message.
         is_array: Whether it is an array, or one per replica.
     """
 

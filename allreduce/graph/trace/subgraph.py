@@ -35,8 +35,6 @@ class Body:
         carries: The number of tensors in the carry.
         elements: The number of elements of one iteration.
         made: For each output after the carry, the index of the result that stacks it.
-        specs: The specs of the results.
-        length: The number of iterations.
         reverse: Whether iteration starts at the last elements.
     """
 

@@ -45,7 +45,6 @@ class Variable(Operators):
         name: Its path, "model/0/kernel", for errors and saved files; by default "variable", with a
             number.
         trainable: Whether optimizers change it.
-        replicator: Its replicas.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm.arguments.arrays import dtype_named
-from allreduce.graph.core.op_table import Attrs, Op, cut, register
+from allreduce.graph.core.op_table import Attrs, cut, register
 from allreduce.graph.core.spec import Spec
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops.common import cast, same_spec
@@ -20,13 +20,11 @@ def _cast(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
 
 
 register(
-    Op(
-        "cast",
-        lambda specs, attrs: Spec(specs[0].shape, attrs["dtype"]),
-        _cast,
-        lambda dy, y, x, attrs: [cast(dy, x[0].dtype)],
-        elementwise=True,
-    )
+    "cast",
+    lambda specs, attrs: Spec(specs[0].shape, attrs["dtype"]),
+    _cast,
+    lambda dy, y, x, attrs: [cast(dy, x[0].dtype)],
+    elementwise=True,
 )
 
 
@@ -35,7 +33,7 @@ def stop_gradient(x: Any) -> Tensor:
     return apply("stop_gradient", as_tensor(x))
 
 
-register(Op("stop_gradient", same_spec, gradient=cut, view=lambda x, attrs: x))
+register("stop_gradient", same_spec, gradient=cut, view=lambda x, attrs: x)
 
 
 def _round_to_bfloat16(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
@@ -43,4 +41,4 @@ def _round_to_bfloat16(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Att
 
 
 # Not elementwise: a chain with it would have no native kernel.
-register(Op("round_to_bfloat16", same_spec, _round_to_bfloat16, lambda dy, y, x, attrs: [dy]))
+register("round_to_bfloat16", same_spec, _round_to_bfloat16, lambda dy, y, x, attrs: [dy])

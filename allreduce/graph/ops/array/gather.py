@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
-from allreduce.graph.core.op_table import Attrs, Op, register
+from allreduce.graph.core.op_table import Attrs, register
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import BATCH, Dim, Spec, own_axes, show
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops.arguments import as_axis, as_shape
+from allreduce.graph.ops.common import given_shape
 from allreduce.graph.trace.dispatch import apply, as_tensor
 
 
@@ -122,14 +123,12 @@ def _scatter_add(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) ->
     np.moveaxis(out, axis, 0)[ranked[first]] = sums
 
 
-register(Op("take", _take_shape, _take, _take_gradient))
+register("take", _take_shape, _take, _take_gradient)
 register(
-    Op(
-        "scatter_add",
-        lambda specs, attrs: Spec(attrs["shape"], specs[0].dtype),
-        _scatter_add,
-        lambda dy, y, x, attrs: [apply("take", dy, x[1], axis=attrs["axis"], wrap=True), None],
-    )
+    "scatter_add",
+    given_shape,
+    _scatter_add,
+    lambda dy, y, x, attrs: [apply("take", dy, x[1], axis=attrs["axis"], wrap=True), None],
 )
 
 
@@ -177,23 +176,19 @@ def _add_along(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> N
 
 
 register(
-    Op(
-        "take_along_axis",
-        _along_shape,
-        _along,
-        lambda dy, y, x, attrs: [
-            apply("add_along_axis", dy, x[1], axis=attrs["axis"], shape=x[0].shape),
-            None,
-        ],
-    )
+    "take_along_axis",
+    _along_shape,
+    _along,
+    lambda dy, y, x, attrs: [
+        apply("add_along_axis", dy, x[1], axis=attrs["axis"], shape=x[0].shape),
+        None,
+    ],
 )
 register(
-    Op(
-        "add_along_axis",
-        lambda specs, attrs: Spec(attrs["shape"], specs[0].dtype),
-        _add_along,
-        lambda dy, y, x, attrs: [apply("take_along_axis", dy, x[1], axis=attrs["axis"]), None],
-    )
+    "add_along_axis",
+    given_shape,
+    _add_along,
+    lambda dy, y, x, attrs: [apply("take_along_axis", dy, x[1], axis=attrs["axis"]), None],
 )
 
 
@@ -226,4 +221,4 @@ def _top_indices(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) ->
     np.subtract(x.shape[-1] - 1, order[..., : attrs["k"]], out=out)
 
 
-register(Op("top_k_indices", _top_shape, _top_indices))
+register("top_k_indices", _top_shape, _top_indices)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
-from allreduce.graph.core.op_table import Attrs, Op, register
+from allreduce.graph.core.op_table import Attrs, register
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import Dim, Spec, show
 from allreduce.graph.core.tensor import Tensor
@@ -45,8 +45,8 @@ def _argmin(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None
         np.argmin(inputs[0], axis=attrs["axis"], out=out)
 
 
-register(Op("argmax", _argmax_shape, _argmax))
-register(Op("argmin", _argmax_shape, _argmin))
+register("argmax", _argmax_shape, _argmax)
+register("argmin", _argmax_shape, _argmin)
 
 
 def one_hot(labels: Any, depth: int, dtype: Any = "float32") -> Tensor:
@@ -83,9 +83,7 @@ def _one_hot(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> Non
 
 
 register(
-    Op(
-        "one_hot",
-        lambda specs, attrs: Spec((*specs[0].shape, attrs["depth"]), attrs["dtype"]),
-        _one_hot,
-    )
+    "one_hot",
+    lambda specs, attrs: Spec((*specs[0].shape, attrs["depth"]), attrs["dtype"]),
+    _one_hot,
 )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
-from allreduce.graph.core.op_table import Attrs, Op, register
+from allreduce.graph.core.op_table import Attrs, register
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import Dim, Shape, Size, Spec, show
 from allreduce.graph.core.tensor import Tensor
@@ -81,7 +81,7 @@ def _parts(x: Tensor, sizes: Sequence[Size], axis: int) -> list[Tensor]:
     return [part_of_axis(x, axis, start, stop) for start, stop in pairwise(ends)]
 
 
-register(Op("concatenate", _concatenate_shape, _concatenate, _concatenate_gradient))
+register("concatenate", _concatenate_shape, _concatenate, _concatenate_gradient)
 
 
 def stack(tensors: Sequence[Any], axis: int = 0) -> Tensor:
@@ -146,7 +146,6 @@ def pad(x: Any, widths: Sequence[Sequence[int]] | Sequence[int] | int, value: fl
     """Surround a tensor with elements of one value.
 
     Args:
-        x: Any tensor.
         widths: How many before and after each axis, `((1, 2), (0, 0))`; one pair, or one number,
             is for all axes. A named axis gets none.
         value: A Python number.
@@ -189,12 +188,7 @@ def _pad(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
 
 
 register(
-    Op(
-        "pad",
-        _pad_shape,
-        _pad,
-        lambda dy, y, x, attrs: [apply("crop", dy, widths=attrs["widths"])],
-    )
+    "pad", _pad_shape, _pad, lambda dy, y, x, attrs: [apply("crop", dy, widths=attrs["widths"])]
 )
 
 
@@ -207,10 +201,8 @@ def _crop_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
 
 
 register(
-    Op(
-        "crop",
-        _crop_shape,
-        gradient=lambda dy, y, x, attrs: [apply("pad", dy, widths=attrs["widths"], value=0)],
-        view=lambda x, attrs: x[_inner(x.shape, attrs)],
-    )
+    "crop",
+    _crop_shape,
+    gradient=lambda dy, y, x, attrs: [apply("pad", dy, widths=attrs["widths"], value=0)],
+    view=lambda x, attrs: x[_inner(x.shape, attrs)],
 )

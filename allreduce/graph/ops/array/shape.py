@@ -8,24 +8,12 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError
-from allreduce.graph.core.op_table import Attrs, Op, cut, register
+from allreduce.graph.core.op_table import Attrs, cut, register
 from allreduce.graph.core.scope import users_line
-from allreduce.graph.core.spec import (
-    Shape,
-    Size,
-    Spec,
-    broadcast,
-    show,
-    size_of,
-)
+from allreduce.graph.core.spec import Shape, Size, Spec, broadcast, show, size_of
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops.arguments import as_axes, as_axis, as_dtype, as_held, as_shape
-from allreduce.graph.ops.common import (
-    cast,
-    reshaped,
-    running_shape,
-    unbroadcast,
-)
+from allreduce.graph.ops.common import cast, given_shape, reshaped, running_shape, unbroadcast
 from allreduce.graph.trace.dispatch import apply, as_tensor
 
 
@@ -39,12 +27,10 @@ def _reshape(x: np.ndarray, attrs: Attrs) -> np.ndarray:
 
 
 register(
-    Op(
-        "reshape",
-        lambda specs, attrs: Spec(attrs["shape"], specs[0].dtype),
-        gradient=lambda dy, y, x, attrs: [reshaped(dy, x[0].shape)],
-        view=_reshape,
-    )
+    "reshape",
+    given_shape,
+    gradient=lambda dy, y, x, attrs: [reshaped(dy, x[0].shape)],
+    view=_reshape,
 )
 
 
@@ -52,14 +38,8 @@ def _reshape_copy(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -
     np.copyto(out.reshape(inputs[0].shape), inputs[0])
 
 
-# The form of a reshape that cannot be a view, once all gradients are recorded.
-register(
-    Op(
-        "reshape_copy",
-        lambda specs, attrs: Spec(attrs["shape"], specs[0].dtype),
-        _reshape_copy,
-    )
-)
+# What a reshape becomes where it cannot be a view, once all gradients have been recorded.
+register("reshape_copy", given_shape, _reshape_copy)
 
 
 def flatten(x: Any) -> Tensor:
@@ -120,12 +100,10 @@ def _transpose_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs
 
 
 register(
-    Op(
-        "transpose",
-        _transpose_shape,
-        gradient=_transpose_gradient,
-        view=lambda x, attrs: x.transpose(attrs["axes"]),
-    )
+    "transpose",
+    _transpose_shape,
+    gradient=_transpose_gradient,
+    view=lambda x, attrs: x.transpose(attrs["axes"]),
 )
 
 
@@ -152,12 +130,7 @@ def _broadcast(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> N
 
 
 register(
-    Op(
-        "broadcast_to",
-        _broadcast_shape,
-        _broadcast,
-        lambda dy, y, x, attrs: [unbroadcast(dy, x[0])],
-    )
+    "broadcast_to", _broadcast_shape, _broadcast, lambda dy, y, x, attrs: [unbroadcast(dy, x[0])]
 )
 
 
@@ -194,7 +167,7 @@ def _fill(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     out.fill(attrs["value"])
 
 
-register(Op("fill", lambda specs, attrs: Spec(attrs["shape"], attrs["dtype"]), _fill))
+register("fill", lambda specs, attrs: Spec(attrs["shape"], attrs["dtype"]), _fill)
 
 
 def size(x: Any, axis: int | Sequence[int] | None = None, dtype: Any = "int64") -> Tensor:
@@ -210,4 +183,4 @@ def _size(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     out.fill(count)
 
 
-register(Op("size", lambda specs, attrs: Spec((), attrs["dtype"]), _size, cut))
+register("size", lambda specs, attrs: Spec((), attrs["dtype"]), _size, cut)

@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 import numpy as np
 
 from allreduce.errors import ShapeError
-from allreduce.graph.core.op_table import Attrs, Op, register
+from allreduce.graph.core.op_table import Attrs, register
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import Dim, Size, Spec, show
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops.array.gather import take
-from allreduce.graph.ops.common import reshaped
+from allreduce.graph.ops.common import given_shape, reshaped
 from allreduce.graph.trace.dispatch import apply, as_tensor
 
 
@@ -35,7 +35,6 @@ def getitem(x: Any, key: Any) -> Tensor:
     """Take a part, as NumPy's basic indexing does, in a view; an array of integers takes rows.
 
     Args:
-        x: Any tensor.
         key: Integers, slices, `...` and None, one or a tuple of them; or an array or tensor of
             integers, as `take(x, key)`. A named axis is taken as a whole, or reversed.
 
@@ -175,20 +174,14 @@ def _unslice(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> Non
 
 
 register(
-    Op(
-        "slice",
-        _slice_shape,
-        gradient=lambda dy, y, x, attrs: [
-            apply("unslice", dy, index=attrs["index"], shape=x[0].shape)
-        ],
-        view=lambda x, attrs: x[_running(attrs["index"], x.shape)],
-    )
+    "slice",
+    _slice_shape,
+    gradient=lambda dy, y, x, attrs: [apply("unslice", dy, index=attrs["index"], shape=x[0].shape)],
+    view=lambda x, attrs: x[_running(attrs["index"], x.shape)],
 )
 register(
-    Op(
-        "unslice",
-        lambda specs, attrs: Spec(attrs["shape"], specs[0].dtype),
-        _unslice,
-        lambda dy, y, x, attrs: [apply("slice", dy, index=attrs["index"])],
-    )
+    "unslice",
+    given_shape,
+    _unslice,
+    lambda dy, y, x, attrs: [apply("slice", dy, index=attrs["index"])],
 )

@@ -7,17 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.graph.core.op_table import Attrs, Op, register
+from allreduce.graph.core.op_table import Attrs, register
 from allreduce.graph.core.spec import Spec, broadcast
 from allreduce.graph.core.tensor import Tensor
-from allreduce.graph.ops.common import (
-    binary,
-    cast,
-    promote_together,
-    split,
-    unary,
-    unbroadcast,
-)
+from allreduce.graph.ops.common import binary, cast, promote_together, split, unary, unbroadcast
 from allreduce.graph.trace.dispatch import apply
 
 less = binary(np.less, "Tell where `a < b`.")
@@ -65,4 +58,4 @@ def _where_gradient(
     return [None, unbroadcast(kept, x[1]), unbroadcast(dropped, x[2])]
 
 
-register(Op("where", _where_shape, _where, _where_gradient, elementwise=True))
+register("where", _where_shape, _where, _where_gradient, elementwise=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.graph.core.op_table import Attrs, Op, register
+from allreduce.graph.core.op_table import Attrs, register
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops.arguments import as_axis
 from allreduce.graph.ops.array.shape import reshape
@@ -41,4 +41,4 @@ def _cumsum_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -
     return [apply("cumsum", dy, axis=attrs["axis"], reverse=not attrs["reverse"])]
 
 
-register(Op("cumsum", same_spec, _cumsum, _cumsum_gradient))
+register("cumsum", same_spec, _cumsum, _cumsum_gradient)

@@ -7,17 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.graph.core.op_table import Attrs, Op, cut, register
+from allreduce.graph.core.op_table import Attrs, cut, register
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops.arguments import as_number
-from allreduce.graph.ops.common import (
-    binary,
-    cast,
-    same_spec,
-    split,
-    unary,
-    unbroadcast,
-)
+from allreduce.graph.ops.common import binary, cast, same_spec, split, unary, unbroadcast
 from allreduce.graph.trace.dispatch import apply, as_tensor
 
 # --- arithmetic of two operands -------------------------------------------------------------------
@@ -132,4 +125,4 @@ def _clip_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> 
     return [split(inside, dy)[0]]
 
 
-register(Op("clip", same_spec, _clip, _clip_gradient, elementwise=True, in_place=True))
+register("clip", same_spec, _clip, _clip_gradient, elementwise=True, in_place=True)

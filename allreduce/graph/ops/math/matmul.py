@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError
-from allreduce.graph.core.op_table import Attrs, Op, register
+from allreduce.graph.core.op_table import Attrs, register
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import Dim, Shape, Spec, broadcast, show, size_of
 from allreduce.graph.core.tensor import Tensor, TracedTensor
@@ -106,5 +106,5 @@ def _is_swapped(x: Tensor) -> bool:
 
 
 register(
-    Op("matmul", _matmul_shape, _matmul, _matmul_gradient, by_rows=True, is_product=True)
+    "matmul", _matmul_shape, _matmul, _matmul_gradient, by_rows=True, is_product=True
 )  # by rows with two axes

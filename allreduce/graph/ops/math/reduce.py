@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
-from allreduce.graph.core.op_table import Attrs, Kernel, Op, ShapeRule, register
+from allreduce.graph.core.op_table import Attrs, Kernel, ShapeRule, register
 from allreduce.graph.core.spec import Spec, broadcast, show
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops.arguments import as_axes, as_number, as_shape
@@ -35,9 +35,7 @@ def var(x: Any, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> Ten
 
     Args:
         x: Floats; integers become float64.
-        axis: One or several; None is all.
-        keepdims: Whether the axes stay, with one element.
-        ddof: Is subtracted from the count in the divisor: 1 for a sample's variance.
+        ddof: What is taken off the count that the sum is divided by: 1 for a sample's variance.
     """
     tensor = as_floats(x)
     axes = as_axes("var", tensor, axis)
@@ -148,10 +146,10 @@ def _broadcast(dy: Tensor, like: Tensor) -> Tensor:
     return dy if dy.shape == like.shape else apply("broadcast_to", dy, shape=like.shape)
 
 
-register(Op("sum", _sum_shape, _sum, _sum_gradient))
-register(Op("mean", _shape, _mean, _mean_gradient))
-register(Op("max", _not_empty(_shape), _extreme(np.maximum), _extreme_gradient))
-register(Op("min", _not_empty(_shape), _extreme(np.minimum), _extreme_gradient))
+register("sum", _sum_shape, _sum, _sum_gradient)
+register("mean", _shape, _mean, _mean_gradient)
+register("max", _not_empty(_shape), _extreme(np.maximum), _extreme_gradient)
+register("min", _not_empty(_shape), _extreme(np.minimum), _extreme_gradient)
 
 
 # --- undoing a broadcast --------------------------------------------------------------------------
@@ -185,11 +183,4 @@ def _sum_to(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None
     np.add.reduce(x, axis=tuple(axes), keepdims=True, out=kept)
 
 
-register(
-    Op(
-        "sum_to",
-        _sum_to_shape,
-        _sum_to,
-        lambda dy, y, x, attrs: [_broadcast(dy, x[0])],
-    )
-)
+register("sum_to", _sum_to_shape, _sum_to, lambda dy, y, x, attrs: [_broadcast(dy, x[0])])

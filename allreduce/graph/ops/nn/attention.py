@@ -22,12 +22,7 @@ from allreduce.graph.trace.dispatch import as_tensor
 
 
 def scaled_dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any = None,
-    causal: bool = False,
-    dropout: float = 0.0,
+    query: Any, key: Any, value: Any, mask: Any = None, causal: bool = False, dropout: float = 0.0
 ) -> Tensor:
     """Average the values, each query by how well the keys fit it.
 

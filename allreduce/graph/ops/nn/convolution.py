@@ -22,13 +22,13 @@ import numpy as np
 
 from allreduce import _native
 from allreduce.errors import ShapeError
-from allreduce.graph.core.op_table import Attrs, Op, is_native, register
+from allreduce.graph.core.op_table import Attrs, is_native, register
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import Spec, show
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops.arguments import as_shape
 from allreduce.graph.ops.array.windows import Pair, Windows, windows_on, windows_shape
-from allreduce.graph.ops.common import promote_together
+from allreduce.graph.ops.common import given_shape, promote_together
 from allreduce.graph.trace.dispatch import apply
 
 # Bytes of rows that are made at a time: with the kernel they stay in a level-2 cache.
@@ -204,38 +204,30 @@ def _kernel(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None
                 out[..., mine] += (rows.T @ part).reshape(*out.shape[:3], -1)
 
 
-def _given(specs: Sequence[Spec], attrs: Attrs) -> Spec:
-    return Spec(attrs["shape"], specs[0].dtype)
-
-
 def _without_shape(attrs: Attrs) -> dict[str, Any]:
     return {"windows": attrs["windows"], "groups": attrs["groups"]}
 
 
 # Each is linear in either input, so that their gradients are one another.
-register(Op("conv2d", _shape, _conv2d, _conv2d_gradient, by_rows=True, is_product=True))
+register("conv2d", _shape, _conv2d, _conv2d_gradient, by_rows=True, is_product=True)
 register(
-    Op(
-        "conv2d_images",
-        _given,
-        _images,
-        lambda dy, y, x, attrs: [
-            apply("conv2d", dy, x[1], **_without_shape(attrs)),
-            apply("conv2d_kernel", dy, x[0], **{**attrs, "shape": x[1].shape}),
-        ],
-        by_rows=True,
-        is_product=True,
-    )
+    "conv2d_images",
+    given_shape,
+    _images,
+    lambda dy, y, x, attrs: [
+        apply("conv2d", dy, x[1], **_without_shape(attrs)),
+        apply("conv2d_kernel", dy, x[0], **{**attrs, "shape": x[1].shape}),
+    ],
+    by_rows=True,
+    is_product=True,
 )
 register(
-    Op(
-        "conv2d_kernel",
-        _given,
-        _kernel,
-        lambda dy, y, x, attrs: [
-            apply("conv2d_images", x[1], dy, **{**attrs, "shape": x[0].shape}),
-            apply("conv2d", x[0], dy, **_without_shape(attrs)),
-        ],
-        is_product=True,
-    )
+    "conv2d_kernel",
+    given_shape,
+    _kernel,
+    lambda dy, y, x, attrs: [
+        apply("conv2d_images", x[1], dy, **{**attrs, "shape": x[0].shape}),
+        apply("conv2d", x[0], dy, **_without_shape(attrs)),
+    ],
+    is_product=True,
 )

@@ -15,7 +15,7 @@ import numpy as np
 
 from allreduce import _native
 from allreduce.errors import UsageError
-from allreduce.graph.core.op_table import Attrs, Op, register
+from allreduce.graph.core.op_table import Attrs, register
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.seed import checked, get_seed
 from allreduce.graph.core.spec import Spec, own_axes
@@ -74,7 +74,7 @@ def _dropout_gradient(
     return [apply("dropout", dy, x[1], x[2], **attrs), None, None]
 
 
-register(Op("dropout", _dropout_shape, _dropout, _dropout_gradient))
+register("dropout", _dropout_shape, _dropout, _dropout_gradient)
 
 
 def key_of(seed: int, what: str, draw: int) -> int:

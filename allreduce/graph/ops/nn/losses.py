@@ -9,7 +9,7 @@ import numpy as np
 
 from allreduce import _native
 from allreduce.errors import ShapeError, UsageError
-from allreduce.graph.core.op_table import Attrs, Op, register
+from allreduce.graph.core.op_table import Attrs, register
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import Spec, show
 from allreduce.graph.core.tensor import Tensor
@@ -169,14 +169,9 @@ def _like_last(specs: Sequence[Spec], attrs: Attrs) -> Spec:
     return specs[-1]
 
 
-register(Op("sparse_softmax_cross_entropy", _sparse_shape, _sparse, _sparse_gradient))
+register("sparse_softmax_cross_entropy", _sparse_shape, _sparse, _sparse_gradient)
 register(
-    Op(
-        "sparse_softmax_cross_entropy_gradient",
-        _like_last,
-        _sparse_gradient_kernel,
-        _sparse_second,
-    )
+    "sparse_softmax_cross_entropy_gradient", _like_last, _sparse_gradient_kernel, _sparse_second
 )
-register(Op("softmax_cross_entropy", _dense_shape, _dense, _dense_gradient))
-register(Op("softmax_cross_entropy_gradient", _like_last, _dense_gradient_kernel, _dense_second))
+register("softmax_cross_entropy", _dense_shape, _dense, _dense_gradient)
+register("softmax_cross_entropy_gradient", _like_last, _dense_gradient_kernel, _dense_second)

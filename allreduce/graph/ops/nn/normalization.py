@@ -9,7 +9,7 @@ import numpy as np
 
 from allreduce import _native
 from allreduce.errors import ShapeError, UsageError
-from allreduce.graph.core.op_table import Attrs, Op, is_native, register
+from allreduce.graph.core.op_table import Attrs, is_native, register
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import show
 from allreduce.graph.core.tensor import Tensor
@@ -134,12 +134,10 @@ def _gradient_kernel(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs
 
 
 register(
-    Op(
-        "normalize",
-        same_spec,
-        _normalize,
-        lambda dy, y, x, attrs: [apply("normalize_gradient", dy, x[0], y, **attrs)],
-    )
+    "normalize",
+    same_spec,
+    _normalize,
+    lambda dy, y, x, attrs: [apply("normalize_gradient", dy, x[0], y, **attrs)],
 )
 
 
@@ -162,4 +160,4 @@ def _second(u: Tensor, f: Tensor, x: Sequence[Tensor], attrs: Attrs) -> list[Ten
     ]
 
 
-register(Op("normalize_gradient", same_spec, _gradient_kernel, _second))
+register("normalize_gradient", same_spec, _gradient_kernel, _second)

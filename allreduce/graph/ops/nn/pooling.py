@@ -9,12 +9,12 @@ import numpy as np
 
 from allreduce import _native
 from allreduce.errors import ShapeError
-from allreduce.graph.core.op_table import Attrs, Op, is_native, register
+from allreduce.graph.core.op_table import Attrs, is_native, register
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import Spec, show
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops.array.windows import Pair, Windows, windows_on, windows_shape
-from allreduce.graph.ops.common import as_floats, zeros_like
+from allreduce.graph.ops.common import as_floats, given_shape, zeros_like
 from allreduce.graph.ops.math.reduce import counting, mean
 from allreduce.graph.ops.math.reduce import max as largest
 from allreduce.graph.trace.dispatch import apply, as_tensor
@@ -171,52 +171,40 @@ def _average_gradient(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attr
 
 
 register(
-    Op(
-        "max_pool2d",
-        _shape,
-        _max,
-        lambda dy, y, x, attrs: [
-            apply("max_pool2d_gradient", dy, x[0], y, windows=attrs["windows"])
-        ],
-    )
+    "max_pool2d",
+    _shape,
+    _max,
+    lambda dy, y, x, attrs: [apply("max_pool2d_gradient", dy, x[0], y, windows=attrs["windows"])],
 )
 register(
-    Op(
-        "max_pool2d_gradient",
-        lambda specs, attrs: Spec(specs[1].shape, specs[0].dtype),
-        _max_gradient,
-        lambda u, y, x, attrs: [
-            apply("max_pool2d_chosen", u, *x[1:], **attrs),
-            *map(zeros_like, x[1:]),
-        ],
-    )
+    "max_pool2d_gradient",
+    lambda specs, attrs: Spec(specs[1].shape, specs[0].dtype),
+    _max_gradient,
+    lambda u, y, x, attrs: [
+        apply("max_pool2d_chosen", u, *x[1:], **attrs),
+        *map(zeros_like, x[1:]),
+    ],
 )
 register(
-    Op(
-        "max_pool2d_chosen",
-        lambda specs, attrs: Spec(specs[2].shape, specs[0].dtype),
-        _chosen,
-        lambda dy, y, x, attrs: [
-            apply("max_pool2d_gradient", dy, *x[1:], **attrs),
-            *map(zeros_like, x[1:]),
-        ],
-    )
+    "max_pool2d_chosen",
+    lambda specs, attrs: Spec(specs[2].shape, specs[0].dtype),
+    _chosen,
+    lambda dy, y, x, attrs: [
+        apply("max_pool2d_gradient", dy, *x[1:], **attrs),
+        *map(zeros_like, x[1:]),
+    ],
 )
 register(
-    Op(
-        "average_pool2d",
-        _shape,
-        _average,
-        lambda dy, y, x, attrs: [
-            apply("average_pool2d_gradient", dy, windows=attrs["windows"], shape=x[0].shape)
-        ],
-    )
+    "average_pool2d",
+    _shape,
+    _average,
+    lambda dy, y, x, attrs: [
+        apply("average_pool2d_gradient", dy, windows=attrs["windows"], shape=x[0].shape)
+    ],
 )
 register(
-    Op(
-        "average_pool2d_gradient",
-        lambda specs, attrs: Spec(attrs["shape"], specs[0].dtype),
-        _average_gradient,
-        lambda dy, y, x, attrs: [apply("average_pool2d", dy, windows=attrs["windows"])],
-    )
+    "average_pool2d_gradient",
+    given_shape,
+    _average_gradient,
+    lambda dy, y, x, attrs: [apply("average_pool2d", dy, windows=attrs["windows"])],
 )

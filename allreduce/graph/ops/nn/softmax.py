@@ -9,7 +9,7 @@ import numpy as np
 
 from allreduce import _native
 from allreduce.errors import ShapeError
-from allreduce.graph.core.op_table import Attrs, Kernel, Op, is_native, register
+from allreduce.graph.core.op_table import Attrs, Kernel, is_native, register
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.tensor import Tensor, TracedTensor
 from allreduce.graph.ops.arguments import as_axis
@@ -83,18 +83,14 @@ def _row_sum(x: Tensor) -> Tensor:
 
 
 register(
-    Op(
-        "softmax",
-        floats_only(same_spec),
-        _unless_empty(_softmax),
-        lambda dy, y, x, attrs: [y * (dy - _row_sum(dy * y))],
-    )
+    "softmax",
+    floats_only(same_spec),
+    _unless_empty(_softmax),
+    lambda dy, y, x, attrs: [y * (dy - _row_sum(dy * y))],
 )
 register(
-    Op(
-        "log_softmax",
-        floats_only(same_spec),
-        _unless_empty(_log_softmax),
-        lambda dy, y, x, attrs: [dy - apply("exp", y) * _row_sum(dy)],
-    )
+    "log_softmax",
+    floats_only(same_spec),
+    _unless_empty(_log_softmax),
+    lambda dy, y, x, attrs: [dy - apply("exp", y) * _row_sum(dy)],
 )

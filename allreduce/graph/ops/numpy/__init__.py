@@ -1,1 +1,0 @@
-"""NumPy's names and shape functions for tensors."""
