@@ -65,7 +65,7 @@ def compare(
     """Compare the facts of all ranks: one small exchange, and a second one if they differ.
 
     Args:
-        what: A name of the comparison; the same on all members.
+        what: The name of the comparison, equal on all members.
         facts: This rank's facts, or a function that is called only if ranks differ.
         digest: The digest of the facts, if the caller has it.
         gather: Exchanges the digests instead of `communicator`.

@@ -6,7 +6,7 @@ Guard bytes surround the output, and checksums protect the inputs.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -15,7 +15,8 @@ import numpy as np
 from allreduce.devices import options
 from allreduce.devices.base import ALIGNMENT
 from allreduce.errors import UsageError
-from allreduce.graph.core.op_table import Attrs, Kernel, Op
+from allreduce.graph.core.op_table import Attrs, Kernel, Op, located
+from allreduce.graph.debug import numerics
 
 GUARD = 4 * ALIGNMENT  # bytes on each side
 _PATTERN = 0xA5
@@ -39,36 +40,43 @@ class MemoryGuards:
         return all(bool((each == _PATTERN).all()) for each in self._ends)
 
 
-class KernelOutput:
-    """New memory for a kernel's output, with guard bytes if `enable_sync_errors` is on.
+def run_now(
+    op: Op,
+    inputs: Sequence[np.ndarray],
+    attrs: Attrs,
+    output: tuple[tuple[int, ...], np.dtype[Any]],
+    where: Callable[[], tuple[str, str, str]],
+) -> np.ndarray:
+    """Run an operator's CPU kernel outside of a program, with the checks that are on.
 
-    Attributes:
-        array: The output; uninitialized at first.
+    Args:
+        output: The shape and dtype of the value.
+        where: Returns the user's line, the part of the model, and the replica and step.
+
+    Raises:
+        UsageError: The kernel refuses its inputs, or has written outside its output.
+        NumericsError: The value is not finite.
     """
-
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._guards: MemoryGuards | None = None
-        if options.current().sync_errors:
-            memory = np.empty(prod(shape) * dtype.itemsize + 2 * GUARD, np.uint8)
-            self._guards = MemoryGuards(memory)
-            self.array = memory[GUARD:-GUARD].view(dtype).reshape(shape)
-        else:
-            self.array = np.empty(shape, dtype)
-
-    def fill(self, op: Op, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
-        """Run an operator's CPU kernel into the output."""
-        assert op.cpu is not None, op.name
-        kernel = op.cpu if self._guards is None else watched_inputs(op, op.cpu)
-        kernel(self.array, inputs, attrs)
-
-    def check(self, op: str, source: str) -> None:
-        """Check the guard bytes.
-
-        Raises:
-            UsageError: The kernel has written to them.
-        """
-        if self._guards is not None and not self._guards.intact:
-            raise beside(op, source, f"{self.array.dtype} {self.array.shape}")
+    assert op.cpu is not None, op.name
+    (shape, dtype), kernel, guards = output, op.cpu, None
+    if options.current().sync_errors:
+        memory = np.empty(prod(shape) * dtype.itemsize + 2 * GUARD, np.uint8)
+        guards, kernel = MemoryGuards(memory), watched_inputs(op, op.cpu)
+        out = memory[GUARD:-GUARD].view(dtype).reshape(shape)
+    else:
+        out = np.empty(shape, dtype)
+    with np.errstate(all="ignore"):  # infinities and NaN are results here, not warnings
+        try:
+            kernel(out, inputs, attrs)
+        except UsageError as error:
+            line, part, _ = where()
+            raise located(error, op.name, line, part) from None
+    if guards is not None and not guards.intact:
+        raise beside(op.name, where()[0], f"{dtype} {shape}")
+    if options.current().check_numerics:
+        line, _, when = where()
+        numerics.check(op.name, line, out, inputs, when)
+    return out
 
 
 def beside(op: str, source: str, output: str) -> UsageError:

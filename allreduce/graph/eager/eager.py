@@ -12,18 +12,16 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from allreduce.devices import options
 from allreduce.devices.budget import largest
 from allreduce.devices.names import DeviceName
-from allreduce.errors import MismatchError, OutOfMemoryError, UsageError
+from allreduce.errors import MismatchError, OutOfMemoryError
 from allreduce.graph.consistency.rank_check import Facts
 from allreduce.graph.core import pytree
 from allreduce.graph.core.node import Graph, Node
-from allreduce.graph.core.op_table import Attrs, located, lookup
+from allreduce.graph.core.op_table import Attrs, lookup
 from allreduce.graph.core.spec import Spec, concrete
 from allreduce.graph.core.tensor import EagerTensor, TracedTensor
-from allreduce.graph.debug import numerics
-from allreduce.graph.debug.memory_guards import KernelOutput
+from allreduce.graph.debug.memory_guards import run_now
 from allreduce.graph.eager import eager_collectives
 from allreduce.graph.eager.lockstep import Meet, Meeting, run_in_lockstep
 from allreduce.graph.execute.memory import describe_value
@@ -145,17 +143,9 @@ class EagerTrace(Trace):
             return self._zeros(node.spec)
         if op.view is not None:
             return op.view(inputs[0], node.attrs)
-        output = KernelOutput(self._shape(node.spec), node.spec.dtype)
-        with np.errstate(all="ignore"):  # infinities and NaN are results here, not warnings
-            try:
-                output.fill(op, inputs, node.attrs)
-            except UsageError as error:
-                raise located(error, node.op, node.source, node.part) from None
-        output.check(node.op, node.source)
-        if options.current().check_numerics:
-            when = f"replica {self._replica.id}, step {self._info.step}"
-            numerics.check(node.op, node.source, output.array, inputs, when)
-        return output.array
+        when = f"replica {self._replica.id}, step {self._info.step}"
+        output = self._shape(node.spec), node.spec.dtype
+        return run_now(op, inputs, node.attrs, output, lambda: (node.source, node.part, when))
 
     def _lacks(self, id: int) -> bool:
         """Tell whether a value is one of samples, of which there are none."""
@@ -330,7 +320,7 @@ def run_eagerly(
 
 
 def _form(returned: Returned) -> Hashable:
-    """Give what replicas have to agree on: of values that are no tensors, the first's are taken."""
+    """Return what must be equal on replicas; other values are taken from the first one."""
     kinds = tuple(map(type, pytree.leaves(returned.structure)))
     return pytree.outline(returned.structure), kinds, returned.rows_per_sample
 

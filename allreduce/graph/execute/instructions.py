@@ -137,22 +137,14 @@ def _print(frame: Frame, node: Node) -> Step:
     return run
 
 
-def _store_gradient(frame: Frame, node: Node) -> Step:
-    place, source = frame.gradient(node), node.inputs[0]
+def _store(frame: Frame, node: Node) -> Step:
+    """Store a gradient, or the count of samples, in the arena."""
+    is_count, source = node.op == "store_count", node.inputs[0]
+    place = frame.arena(node).count if is_count else frame.gradient(node)
     put = frame.queues.on(node, _add if "adds" in node.attrs else _put)
 
     def run() -> None:
         put(place, frame.values[source])
-
-    return run
-
-
-def _store_count(frame: Frame, node: Node) -> Step:
-    count, source = frame.arena(node).count, node.inputs[0]
-    put = frame.queues.on(node, _add if "adds" in node.attrs else _put)
-
-    def run() -> None:
-        put(count[:1], frame.values[source])
 
     return run
 
@@ -369,8 +361,8 @@ _BUILDERS: dict[str, Callable[[Frame, Node], Step]] = {
     "read": _read,
     "assign": _assign,
     "print": _print,
-    "store_gradient": _store_gradient,
-    "store_count": _store_count,
+    "store_gradient": _store,
+    "store_count": _store,
     "clear_gradients": _clear_gradients,
     "all_reduce_bucket": _all_reduce_bucket,
     "gradient_norm": _gradient_norm,

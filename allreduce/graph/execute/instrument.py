@@ -10,7 +10,6 @@ from allreduce.graph.core.node import Node
 from allreduce.graph.core.op_table import lookup
 from allreduce.graph.debug import numerics
 from allreduce.graph.execute.frame import Frame
-from allreduce.graph.update.zero_update import Slices
 from allreduce.reduction import slice_of
 
 
@@ -36,50 +35,31 @@ def look_at(frame: Frame, node: Node) -> None:
     Raises:
         NumericsError: The message names the operation, or the variable of a gradient.
     """
-    if node.op == "all_reduce_bucket":
-        for name, gradient, _ in _variables(frame, node):
-            _look_at_sum(frame, node, name, gradient)
+    if "bucket" not in node.attrs:
+        inputs = [frame.values[i] for i in node.inputs]
+        numerics.check(node.op, node.source, frame.values[node.id], inputs, _when(frame))
         return
-    if node.op == "reduce_scatter_bucket":
-        for name, own in _scattered_sums(frame, node):
-            _look_at_sum(frame, node, name, own)
-        return
-    if node.op == "all_gather_bucket":
+    if node.op != "all_gather_bucket":
+        for name, gradient in _sums(frame, node):
+            what = f"the sum of all replicas' gradients of {name!r}"
+            numerics.check(what, node.source, gradient, [], _when(frame))
+    if node.op in ("all_gather_bucket", "update_slices"):
         look_at_parameters(frame, node)
-        return
-    if node.op == "update_slices":
-        for name, own in _own_sums(frame, node):
-            _look_at_sum(frame, node, name, own)
-        look_at_parameters(frame, node)
-        return
-    inputs = [frame.values[i] for i in node.inputs]
-    numerics.check(node.op, node.source, frame.values[node.id], inputs, _when(frame))
 
 
-def _look_at_sum(frame: Frame, node: Node, name: str, gradient: np.ndarray) -> None:
-    what = f"the sum of all replicas' gradients of {name!r}"
-    numerics.check(what, node.source, gradient, [], _when(frame))
-
-
-def _own_sums(frame: Frame, node: Node) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the names of a bucket's variables, and the parts that this replica summed in place."""
-    arena, communicator, bucket = frame.arena(node), frame.communicator, node.attrs["bucket"]
-    own = slice_of(bucket, arena.layout, communicator.size, communicator.rank)
-    for span in arena.layout.spans[bucket.first : bucket.last]:
-        low, high = max(own.start, span.start), min(own.stop, span.start + span.size)
-        if low < high:
-            yield span.name, arena.gradients[low:high]
-
-
-def _scattered_sums(frame: Frame, node: Node) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the names of a bucket's variables, and the parts that a reduce_scatter summed."""
+def _sums(frame: Frame, node: Node) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the names of a bucket's variables, and the parts whose sums this replica has."""
     arena, bucket = frame.arena(node), node.attrs["bucket"]
-    own = Slices(bucket, arena.layout, frame.communicator).own
-    sums = arena.sums[bucket.index]
+    sums, own, first = arena.gradients, slice(bucket.start, bucket.stop), 0
+    if node.op != "all_reduce_bucket":
+        own = slice_of(bucket, arena.layout, frame.communicator.size, frame.communicator.rank)
+    if node.op == "reduce_scatter_bucket":  # these lie by themselves
+        sums, first = arena.sums[bucket.index], own.start
     for span in arena.layout.spans[bucket.first : bucket.last]:
         low, high = max(own.start, span.start), min(own.stop, span.start + span.size)
         if low < high:
-            yield span.name, sums[low - own.start : high - own.start]
+            part = sums[low - first : high - first]
+            yield span.name, part.reshape(span.shape) if part.size == span.size else part
 
 
 def look_at_parameters(frame: Frame, node: Node) -> None:

@@ -12,44 +12,34 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from allreduce import _native
+from allreduce._native import Replay
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.op_table import lookup
 from allreduce.graph.ops.fused_ends import Epilogue
 
-Add = Callable[[_native.Replay, Node, np.ndarray, Sequence[np.ndarray]], bool]
+Arrays = Sequence[np.ndarray]
+Add = Callable[[Replay, Node, np.ndarray, Arrays], bool]
 
 
-def add(replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
+def add(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
     """Add an instruction to a replay; returns whether that could be done."""
-    usual = _link if lookup(node.op).elementwise else _none
-    return _ADD.get(node.op, usual)(replay, node, out, inputs)
+    lower = _ADD.get(node.op, _link if lookup(node.op).elementwise else None)
+    return lower is not None and lower(replay, node, out, inputs)
 
 
-def _none(
-    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
-) -> bool:
-    return False
-
-
-def _link(
-    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
-) -> bool:
+def _link(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
     """Add an element-wise operation as a chain of one."""
     links = [(node.op, list(range(len(inputs))), out.dtype.num, 0)]
     chain = _native.chain(links, [x.dtype.num for x in inputs]) if inputs else None
     return chain is not None and replay.add_chain(chain, out, list(inputs))
 
 
-def _fused(
-    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
-) -> bool:
+def _fused(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
     chain = node.attrs["chain"].native
     return chain is not None and replay.add_chain(chain, out, list(inputs))
 
 
-def _fused_product(
-    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
-) -> bool:
+def _fused_product(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
     fused: Epilogue = node.attrs["chain"]
     if fused.op != "matmul" or fused.chain.native is None or not len(out):
         return False
@@ -58,29 +48,21 @@ def _fused_product(
     return replay.add_epilogue(fused.chain.native, out, a, b, rest, rows, in_place)
 
 
-def _matmul(
-    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
-) -> bool:
+def _matmul(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
     return replay.add_product(out, *inputs)
 
 
-def _sum_to(
-    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
-) -> bool:
+def _sum_to(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
     return replay.add_column_sums(out, inputs[0])
 
 
-def _copy(
-    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
-) -> bool:
+def _copy(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
     # NumPy reads overlapping inputs before it overwrites them.
     apart = not np.may_share_memory(out, inputs[0])
     return apart and replay.add_copy(out, inputs[0])
 
 
-def _store(
-    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
-) -> bool:
+def _store(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
     if "adds" not in node.attrs:
         return _copy(replay, node, out, inputs)
     number = out.dtype.num
@@ -88,15 +70,11 @@ def _store(
     return chain is not None and replay.add_chain(chain, out, [out, inputs[0]])
 
 
-def _reshape_copy(
-    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
-) -> bool:
+def _reshape_copy(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
     return _copy(replay, node, out.reshape(inputs[0].shape), inputs)
 
 
-def _size(
-    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
-) -> bool:
+def _size(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
     """Add instructions that depend only on shapes, which are equal in all steps of a frame."""
     value, kernel = np.empty_like(out), lookup(node.op).cpu
     assert kernel is not None, node
@@ -104,15 +82,11 @@ def _size(
     return replay.add_constant(out, value)
 
 
-def _fill(
-    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
-) -> bool:
+def _fill(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
     return replay.add_copy(out, np.asarray(node.attrs["value"], out.dtype))
 
 
-def _dropout(
-    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
-) -> bool:
+def _dropout(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
     x, *numbers = inputs  # of the step; they stay where they are
     attrs = node.attrs
     return replay.add_dropout(
@@ -120,16 +94,12 @@ def _dropout(
     )
 
 
-def _sparse_loss(
-    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
-) -> bool:
+def _sparse_loss(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
     *dy, labels, logits = inputs
     return replay.add_loss(True, out, dy[0] if dy else None, labels, logits)
 
 
-def _loss(
-    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
-) -> bool:
+def _loss(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
     *dy, targets, logits = inputs
     return replay.add_loss(False, out, dy[0] if dy else None, targets, logits)
 

@@ -37,8 +37,8 @@ class Chain:
     """Operations in order, of which the last gives the value; all values have one shape.
 
     Attributes:
-        rooms: For each but the last, which of the blocks that are reused holds its value.
-        native: What carries all of it out at once, where all operations have such kernels.
+        rooms: For each but the last, the index of the reused block that holds its value.
+        native: The native chain, if all operations have native kernels.
     """
 
     links: tuple[Link, ...]

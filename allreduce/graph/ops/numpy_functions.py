@@ -1,6 +1,6 @@
-"""Which operator stands for which of NumPy's functions: `np.exp(tensor)` is `ar.ops.exp(tensor)`.
+"""Map NumPy's functions to operators: `np.exp(tensor)` is `ar.ops.exp(tensor)`.
 
-They take what the operator knows of NumPy's arguments, under NumPy's names.
+The functions take the arguments that the operator supports, under NumPy's names.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def _moveaxis(a: Any, source: int | Sequence[int], destination: int | Sequence[i
 
 
 def _in_order(what: str, x: Tensor, axes: int | Sequence[int]) -> list[int]:
-    """Read axes as `as_axes` does, but leave them in the order in which they were given."""
+    """Read axes as `as_axes` does, but keep their order."""
     listed = axes if isinstance(axes, Sequence) else [axes]
     as_axes(what, x, axes)
     return [as_axis(what, x, axis) for axis in listed]

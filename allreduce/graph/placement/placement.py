@@ -79,7 +79,7 @@ def check_exists(what: str, asked: DeviceName, places: Places) -> None:
     """Raise an error early if replicas do not have the device that something is made for.
 
     Args:
-        what: What is made: "layer 'dense' (Dense)".
+        what: The new object, for errors: "layer 'dense' (Dense)".
 
     Raises:
         DeviceError: No device has this name, and soft placement is off.

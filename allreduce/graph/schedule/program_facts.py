@@ -80,7 +80,9 @@ def stored_in_place(program: Program) -> dict[int, Node]:
     found: dict[int, Node] = {}
     for instruction in program.instructions:
         node = instruction.node
-        if node.op == "store_gradient" and uses[node.inputs[0]] == 1 and node.inputs[0] in made:
+        if node.op != "store_gradient" or "adds" in node.attrs:
+            continue
+        if uses[node.inputs[0]] == 1 and node.inputs[0] in made:
             op = lookup(made[node.inputs[0]].op)
             if op.kind == "compute" and op.view is None:
                 found[node.inputs[0]] = node

@@ -13,12 +13,11 @@ from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError, UnsupportedError, UsageError
 from allreduce.graph.core import seed
 from allreduce.graph.core.node import Node
-from allreduce.graph.core.op_table import Attrs, Op, located, lookup
+from allreduce.graph.core.op_table import Attrs, Op, lookup
 from allreduce.graph.core.scope import choose, current_part, surroundings, users_line
 from allreduce.graph.core.spec import Dim, Spec, concrete
 from allreduce.graph.core.tensor import ConcreteTensor, EagerTensor, Tensor, TracedTensor
-from allreduce.graph.debug import numerics
-from allreduce.graph.debug.memory_guards import KernelOutput
+from allreduce.graph.debug.memory_guards import run_now
 from allreduce.graph.placement.placement import Placed, report, requested
 from allreduce.graph.trace.trace import HOST, current_trace
 
@@ -128,18 +127,14 @@ def _run_now(op: Op, inputs: Sequence[ConcreteTensor], attrs: Attrs, spec: Spec)
         return ConcreteTensor(value, current_place(op.name, value))
     if op.cpu is None:
         raise UnsupportedError(f"{users_line()}: {op.name} works inside ar.function only")
-    output = KernelOutput(concrete(spec.shape, 0), spec.dtype)
-    values = [tensor.value for tensor in inputs]
-    with np.errstate(all="ignore"):
-        try:
-            output.fill(op, values, attrs)
-        except UsageError as error:
-            raise located(error, op.name, users_line(), current_part()) from None
-    if options.current().sync_errors:
-        output.check(op.name, users_line())
-    if options.current().check_numerics:
-        numerics.check(op.name, users_line(), output.array, values, "outside of steps")
-    return ConcreteTensor(output.array, current_place(op.name, output.array))
+    value = run_now(
+        op,
+        [tensor.value for tensor in inputs],
+        attrs,
+        (concrete(spec.shape, 0), spec.dtype),
+        lambda: (users_line(), current_part(), "outside of steps"),
+    )
+    return ConcreteTensor(value, current_place(op.name, value))
 
 
 _eager_draws = itertools.count()

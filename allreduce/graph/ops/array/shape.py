@@ -38,7 +38,7 @@ def _reshape_copy(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -
     np.copyto(out.reshape(inputs[0].shape), inputs[0])
 
 
-# What a reshape becomes where it cannot be a view, once all gradients have been recorded.
+# The form of a reshape that cannot be a view, once all gradients are recorded.
 register("reshape_copy", given_shape, _reshape_copy)
 
 

@@ -35,7 +35,7 @@ def var(x: Any, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> Ten
 
     Args:
         x: Floats; integers become float64.
-        ddof: What is taken off the count that the sum is divided by: 1 for a sample's variance.
+        ddof: Is subtracted from the count in the divisor: 1 for a sample's variance.
     """
     tensor = as_floats(x)
     axes = as_axes("var", tensor, axis)
