@@ -52,11 +52,11 @@ class Group:
 _Spec = tuple[object, ...]
 
 # What a member does in a call of the shared transport: path, bytes of a chunk, whether chunks are
-# stored past the caches, chunks, bytes of staging memory at most, and the steps: name, bytes read
-# and written, whether the output is written past the caches.
+# stored past the caches, chunks, bytes of staging memory at most, and the steps: name, whether the
+# output is written past the caches.
 def shared_plan(
     words: _Spec, choices: Choices, me: int, members: int, symmetric: bool, in_place: bool
-) -> tuple[int, int, bool, int, int, list[tuple[str, int, int, bool]]]: ...
+) -> tuple[int, int, bool, int, int, list[tuple[str, bool]]]: ...
 
 # Elements of a member's input and of its output.
 def call_elements(words: _Spec, me: int, members: int) -> tuple[int, int]: ...
@@ -79,8 +79,6 @@ class Work:
     def call(self) -> _Call: ...
     @property
     def way(self) -> tuple[int, int, bool, int]: ...
-    @property
-    def moved(self) -> tuple[int, int]: ...
     @property
     def peer(self) -> int: ...
     @property

@@ -104,21 +104,14 @@ def _describe_array(
         options = replace(options, scale=scale)
     ready = prepare(context, x, options, out, whole)
     said = call_text.of_array(context.collective, array.dtype, array.shape, options, always=True)
-    return _scaled(_plan(transport, ready, said), ready, options)
-
-
-def _scaled(plan: Plan, ready: Prepared, options: Options) -> Plan:
-    """Add the factors, each of which reads its array once and writes it once."""
+    plan = _plan(transport, ready, said)
     before, after = options.scale
-    steps, nbytes = plan.steps, 0
+    steps = plan.steps
     if before != 1 and ready.x is not None:
-        steps, nbytes = (f"multiply the input by {before!r}", *steps), ready.x.nbytes
+        steps = (f"multiply the input by {before!r}", *steps)
     if after != 1 and ready.out is not None:
-        steps, nbytes = (*steps, f"multiply the result by {after!r}"), nbytes + ready.out.nbytes
-    read, written = (
-        None if moved is None else moved + nbytes for moved in (plan.read, plan.written)
-    )
-    return replace(plan, steps=steps, read=read, written=written)
+        steps = (*steps, f"multiply the result by {after!r}")
+    return replace(plan, steps=steps)
 
 
 def _describe_list(

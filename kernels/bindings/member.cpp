@@ -107,8 +107,6 @@ void bind_member(nb::module_& m) {
                      return nb::make_tuple(static_cast<int>(work.call.path), work.way.chunk,
                                            work.way.streaming, work.way.past);
                    })
-      .def_prop_ro("moved",
-                   [](const Work& work) { return nb::make_tuple(work.read, work.written); })
       .def_prop_ro("peer", [](const Work& work) { return work.call.root; })
       .def_prop_ro("tag", [](const Work& work) { return work.tag; });
   nb::class_<Member>(m, "Member")

@@ -1,5 +1,5 @@
-// Plans of calls of the shared transport, and how many elements any call reads and writes: pure,
-// and asked without a communicator.
+// Plans of calls of the shared transport, and the sizes of any call's arrays: pure, and asked
+// without a communicator.
 #include "shm/plan.h"
 
 #include <nanobind/stl/optional.h>
@@ -32,8 +32,7 @@ nb::tuple shared_plan(const nb::tuple& words, const Choices& choices, int me, in
                       bool symmetric, bool in_place) {
   const CallPlan plan = plan_call(spec_of(words), choices, me, members, {symmetric, in_place});
   nb::list steps;
-  for (const PlanStep& step : plan.steps)
-    steps.append(nb::make_tuple(step.name, step.read, step.written, step.past));
+  for (const PlanStep& step : plan.steps) steps.append(nb::make_tuple(step.name, step.past));
   return nb::make_tuple(static_cast<int>(plan.path), plan.way.chunk, plan.way.streaming,
                         plan.chunks, plan.staging, steps);
 }

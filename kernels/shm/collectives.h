@@ -30,8 +30,6 @@ struct Work : CallSpec {
   const Update* update = nullptr;  // of an all_reduce that hands out values instead of sums
   std::atomic<State> state{State::pending};
   Way way;
-  // Bytes loaded from and stored into arrays and rings, except on the eager path.
-  std::uint64_t read = 0, written = 0;
 
   int agreed = 0;  // members 0..agreed-1 have posted the same call
 

@@ -7,7 +7,7 @@
 namespace allreduce {
 namespace {
 
-// Builds the plan of one member; one method per path counts the work of that path's source file.
+// Builds the plan of one member; a method for each path names what the path's source does.
 class Planner {
  public:
   Planner(Work& work, int me, int members, bool in_place)
@@ -21,7 +21,7 @@ class Planner {
       message();
     } else if (n_ == 1) {
       made_ = {};
-      add("copy_input", in_place_ ? 0 : bytes(input_elements(work_, 1, 0)));
+      step("copy_input", !in_place_ && input_elements(work_, 1, 0) != 0);
     } else if (made_.path == Path::eager) {
       eager();
     } else if (made_.path == Path::direct) {
@@ -38,23 +38,25 @@ class Planner {
 
  private:
   std::uint64_t bytes(std::uint64_t elements) const { return elements * unit_; }
-  std::uint64_t own_share() const { return bytes(given(work_, me_, me_).count); }
-  std::uint64_t sources(std::uint64_t each) const { return static_cast<std::uint64_t>(n_) * each; }
   bool goes_past(std::uint64_t many) const { return many >= work_.way.past; }
+  bool reduces_share() const { return given(work_, me_, me_).count != 0; }
 
-  void say(const char* name) { made_.steps.push_back({name}); }
-  void add(const char* name, std::uint64_t read, std::uint64_t written, bool past = false) {
-    if (read != 0 || written != 0) made_.steps.push_back({name, read, written, past});
+  // Adds a step that this member takes if it has something to move.
+  void step(const char* name, bool taken = true, bool past = false) {
+    if (taken) made_.steps.push_back({name, past});
   }
-  void add(const char* name, std::uint64_t moved) { add(name, moved, moved); }
-  void copy(const char* name, std::uint64_t moved, bool past) { add(name, moved, moved, past); }
 
-  // The bytes that this member gets from others.
-  std::uint64_t from_others() const {
-    std::uint64_t sum = 0;
+  // The bytes of the longest part that this member gets from another one.
+  std::uint64_t longest_from_others() const {
+    std::uint64_t longest = 0;
     for (int from = 0; from < n_; ++from)
-      if (from != me_) sum += bytes(taken(work_, me_, from).count);
-    return sum;
+      if (from != me_) longest = std::max(longest, bytes(taken(work_, me_, from).count));
+    return longest;
+  }
+  bool gives_to_others() const {
+    for (int to = 0; to < n_; ++to)
+      if (to != me_ && given(work_, me_, to).count != 0) return true;
+    return false;
   }
   std::uint64_t own_copy() const { return in_place_ ? 0 : bytes(taken(work_, me_, me_).count); }
 
@@ -64,97 +66,78 @@ class Planner {
     const std::uint64_t moved = bytes(work_.call.count);
     if (made_.path == Path::eager) {
       made_.staging = moved;
-      made_.steps.push_back({sends ? "write_letter" : "read_letter", moved, moved});
+      step(sends ? "write_letter" : "read_letter");
     } else if (made_.path == Path::direct) {
-      say("offer_in_place");
+      step("offer_in_place");
     } else {
       made_.way.chunk = kWindow;
       if (sends) made_.staging = std::min<std::uint64_t>(moved, kWindowsPerReceiver * kWindow);
-      say(sends ? "offer" : "accept");
-      made_.steps.push_back({sends ? "fill_windows" : "empty_windows", moved, moved});
+      step(sends ? "offer" : "accept");
+      step(sends ? "fill_windows" : "empty_windows");
     }
   }
 
   void eager() {
     made_.staging = kSmall;
-    say("post");
-    add("add_to_post", payload_bytes(work_, n_, me_));
-    if (reduces(work_.call.collective)) {
-      const std::uint64_t part = bytes(given_in_post(work_, me_, me_).count);
-      add("reduce_posts", sources(part), part);
-    } else {
-      add("copy_posts", from_others() + bytes(taken(work_, me_, me_).count));
-    }
+    step("post");
+    step("add_to_post", payload_bytes(work_, n_, me_) != 0);
+    if (reduces(work_.call.collective))
+      step("reduce_posts", given_in_post(work_, me_, me_).count != 0);
+    else
+      step("copy_posts", longest_from_others() + taken(work_, me_, me_).count != 0);
   }
 
   void direct() {
-    say("post");
+    step("post");
     if (work_.call.collective == Collective::all_reduce) {
       const Slice slice = slice_of(work_.call.count, unit_, n_, me_);
-      add("reduce_slices", sources(bytes(slice.high - slice.low)));
+      step("reduce_slices", slice.high != slice.low);
     } else if (work_.call.collective == Collective::reduce_scatter) {
-      add("reduce_share_in_place", sources(own_share()), own_share());
+      step("reduce_share_in_place", reduces_share());
     } else {
-      std::uint64_t longest = own_copy();
-      for (int from = 0; from < n_; ++from)
-        if (from != me_) longest = std::max(longest, bytes(taken(work_, me_, from).count));
-      copy("copy_in_place", from_others() + own_copy(), goes_past(longest));
+      const std::uint64_t longest = std::max(own_copy(), longest_from_others());
+      step("copy_in_place", longest != 0, goes_past(longest));
     }
-    say("wait_for_all");
+    step("wait_for_all");
   }
 
   void cross_process() {
-    say("post");
-    add("pull", from_others());
-    copy("copy_own", own_copy(), goes_past(own_copy()));
-    for (int to = 0; to < n_; ++to)
-      if (to != me_ && given(work_, me_, to).count != 0) return say("wait_for_readers");
+    step("post");
+    step("pull", longest_from_others() != 0);
+    copy_own();
+    step("wait_for_readers", gives_to_others());
   }
 
   void pairwise() {
     made_.staging = kLap * kPlace;
-    const std::uint64_t elements = work_.way.chunk / unit_;
+    const std::uint64_t elements = work_.way.chunk / unit_, got = longest_from_others();
     made_.chunks = (longest_segment(work_, n_, me_) + elements - 1) / elements;
-    add("exchange", bytes(given(work_, me_, 1 - me_).count));
-    if (reduces(work_.call.collective))
-      return add("reduce_exchanged", 2 * own_share(), own_share());
-    copy("copy_exchanged", from_others(), goes_past(from_others()));
-    copy("copy_own", own_copy(), goes_past(own_copy()));
+    step("exchange", gives_to_others());
+    if (reduces(work_.call.collective)) return step("reduce_exchanged", reduces_share());
+    step("copy_exchanged", got != 0, goes_past(got));
+    copy_own();
   }
+
+  void copy_own() { step("copy_own", own_copy() != 0, goes_past(own_copy())); }
 
   void staged() {
     made_.staging = kRing * kPlace;
     const std::uint64_t size = chunk_elements(work_, n_), longest = longest_segment(work_, n_, me_);
     made_.chunks = (longest + size - 1) / size;
-    if (in_rings(work_.call)) return reduce_in_rings(size);
-    std::uint64_t out = 0;
-    for (int to = 0; to < n_; ++to) {
-      if (to == me_) continue;
-      const std::uint64_t part = bytes(given(work_, me_, to).count);
-      out = personal(work_.call.collective) ? out + part : std::max(out, part);
-    }
-    add("stage", out);
-    const bool zeros = takes(work_, n_);
-    if (work_.call.collective == Collective::reduce_scatter) {
-      const std::uint64_t emptied = zeros ? sources(own_share()) - own_share() : 0;
-      return add("reduce_staged", sources(own_share()), own_share() + emptied);
-    }
-    const std::uint64_t got = from_others();
-    add("copy_staged", got, zeros ? 2 * got : got, goes_past(bytes(longest)));
-    add("copy_own", own_copy());
+    if (in_rings(work_.call)) return reduce_in_rings();
+    step("stage", gives_to_others());
+    if (work_.call.collective == Collective::reduce_scatter)
+      return step("reduce_staged", reduces_share());
+    step("copy_staged", longest_from_others() != 0, goes_past(bytes(longest)));
+    step("copy_own", own_copy() != 0);
   }
 
-  void reduce_in_rings(std::uint64_t size) {
+  void reduce_in_rings() {
     const std::uint64_t count = work_.call.count;
-    const Slice whole = slice_of(size, unit_, n_, me_),
-                rest = slice_of(count % size, unit_, n_, me_);
-    const std::uint64_t own =
-        bytes(count / size * (whole.high - whole.low) + (rest.high - rest.low));
-    const std::uint64_t others = bytes(count) - own;
     const bool keeps = work_.call.collective == Collective::all_reduce || me_ == work_.call.root;
-    add("stage_others", others);
-    add("reduce_in_rings", sources(own), sources(own) - (keeps ? 0 : own));
-    if (keeps) add("copy_reduced", others);
+    step("stage_others", count != 0);
+    step("reduce_in_rings", count != 0);
+    step("copy_reduced", keeps && count != 0);
   }
 
   const Work& work_;

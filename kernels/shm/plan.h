@@ -9,10 +9,9 @@
 
 namespace allreduce {
 
-// Bytes that a step reads and writes; the steps of different chunks overlap.
+// Steps of different chunks overlap.
 struct PlanStep {
   const char* name;
-  std::uint64_t read = 0, written = 0;
   bool past = false;  // stores to the output go past the caches
 };
 

@@ -11,12 +11,10 @@ class Topology:
     """The place that a call is planned for.
 
     Args:
-        transport: The transport's name.
         rank: The member.
         size: The number of members.
     """
 
-    transport: str
     rank: int
     size: int
 
@@ -45,8 +43,6 @@ class Plan:
         chunk: Largest number of bytes that one step moves; 0 if one step moves all.
         stores: How staged chunks are written: "ordinary", or "streaming", past the caches.
         steps: A description of each step; steps of different chunks overlap.
-        read: Bytes loaded from arrays, staging memory and other members' memory.
-        written: Bytes stored there.
         sent: Bytes of data sent through sockets.
         staging: Largest number of bytes of staging memory in use.
         parts: Plans of the calls that this one consists of, in order.
@@ -58,8 +54,6 @@ class Plan:
     steps: tuple[str, ...]
     chunk: int = 0
     stores: str = "ordinary"
-    read: int | None = None
-    written: int | None = None
     sent: int | None = None
     staging: int | None = None
     parts: tuple[Plan, ...] = ()
@@ -72,12 +66,7 @@ class Plan:
             how += f", {self.stores} stores"
         lines = [f"{self.call}: {how}"]
         lines += [f"  {number}. {step}" for number, step in enumerate(self.steps, 1)]
-        figures = {
-            "reads": self.read,
-            "writes": self.written,
-            "sends": self.sent,
-            "staging memory": self.staging,
-        }
+        figures = {"sends": self.sent, "staging memory": self.staging}
         known = {name: in_units(value) for name, value in figures.items() if value is not None}
         if known:
             amounts = ", ".join(f"{name} {amount}" for name, amount in known.items())

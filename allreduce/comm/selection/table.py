@@ -37,7 +37,7 @@ class Row(NamedTuple):
     """One choice, and the calls that it holds for.
 
     Args:
-        transport: "shared", "tcp" or "mpi".
+        transport: "shared" or "tcp".
         collectives: Their names.
         algorithm: One of the transport's. On shared, "direct" is for symmetric memory only, and
             "cross_process" for members who may read each other's memory; else the next row holds.
@@ -170,7 +170,4 @@ TABLE: tuple[Row, ...] = (
     # connections into one port would share its rate.
     Row("tcp", _CHAINS, "chain", chunk=256 * KIB),
     Row("tcp", (*_DATA, *_MESSAGES), "direct", chunk=256 * KIB),
-    # --- mpi ----------------------------------------------------------------------------------
-    # MPI knows its fabric.
-    Row("mpi", (*_ALL, *_MESSAGES), "mpi"),
 )

@@ -61,8 +61,6 @@ bool pull(Share& share, Work& work, int from, const Segment& to, std::uint64_t c
       return false;
     }
   }
-  work.read += bytes;
-  work.written += bytes;
   return true;
 }
 

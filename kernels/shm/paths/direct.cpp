@@ -55,8 +55,6 @@ void reduce(Share& share, Work& work, std::uint64_t in_low, std::uint64_t out_lo
   const int outs = everywhere ? share.members : 1;
   kernels().reduce[static_cast<int>(call.op)][static_cast<int>(call.type)](
       share.in.data(), share.members, share.out.data(), outs, count);
-  work.read += static_cast<std::uint64_t>(share.members) * count * unit;
-  work.written += static_cast<std::uint64_t>(outs) * count * unit;
 }
 
 // Like reduce, but into a block that stays in the cache; the optimizer updates this member's values
@@ -80,9 +78,6 @@ void update(Share& share, Work& work, std::uint64_t low, std::uint64_t count) {
       if (member != share.me)
         kernels().copy(output(share, work, member) + at * unit, values, part * unit);
   }
-  const auto members = static_cast<std::uint64_t>(share.members);
-  work.read += (members + 1) * count * unit;
-  work.written += members * count * unit;
 }
 
 // Does one step of this member's share; false if none is left.
@@ -113,11 +108,7 @@ bool advance(Share& share, Work& work) {
     const std::uint64_t low = given(work, work.peer, share.me).low + work.cursor;
     const std::byte* source = input(share, work, work.peer) + low * unit;
     std::byte* target = work.out + (to.low + work.cursor) * unit;
-    if (source != target) {
-      copy(target, source, count * unit);
-      work.read += count * unit;
-      work.written += count * unit;
-    }
+    if (source != target) copy(target, source, count * unit);
     work.cursor += count;
     return true;
   }

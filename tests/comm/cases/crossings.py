@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import Communicator
-from allreduce.comm.calls.call import Array, Call
+from allreduce.comm.calls.call import MESSAGES, Array, Call, item_bytes
 from allreduce.comm.core.transport import Work
+from allreduce.comm.transports.hierarchical.chains import make_chains
+from allreduce.comm.transports.hierarchical.steps import Step
 from allreduce.comm.transports.hierarchical.transport import HierarchicalTransport
 
 SMALL, MEDIUM, LARGE = 100, 20_000, 600_000  # elements: with the posts; one chunk; several
@@ -40,12 +42,42 @@ def crossings(comm: Communicator) -> list[tuple[str, int, int]]:
     for name, call in [("barrier", comm.barrier), *_calls(comm)]:
         comm.barrier()
         made.clear()
-        before = transport.accounts.crossed() or 0
+        before = _crossed(transport)
         call()
-        crossed = (transport.accounts.crossed() or 0) - before
-        found.append((name, sum(transport.accounts.crossing(one) or 0 for one in made), crossed))
+        crossed = _crossed(transport) - before
+        found.append((name, sum(_planned(transport, one) for one in made), crossed))
     transport.start = start  # type: ignore[method-assign]
     return found
+
+
+def _mates(transport: HierarchicalTransport) -> tuple[int, ...]:
+    return transport.layout.hosts[transport.layout.places[transport.index][0]]
+
+
+def _crossed(transport: HierarchicalTransport) -> int:
+    """Return the bytes of data that this member has sent to other hosts."""
+    sent = transport._control.payload_bytes()
+    total = sum(count for member, count in enumerate(sent) if member not in _mates(transport))
+    across: Any = transport._levels["across"].transport if "across" in transport._levels else None
+    return total if across is None else total + sum(across.payload_bytes())
+
+
+def _planned(transport: HierarchicalTransport, call: Call) -> int:
+    """Return the bytes that this member sends to other hosts in a call, by its plan."""
+    mates = _mates(transport)
+    if call.collective in MESSAGES:
+        abroad = call.collective == "send" and call.root not in mates
+        return call.count * item_bytes(call.dtype) if abroad else 0
+    total = 0
+    for chain in make_chains(call, transport.layout, transport.index):
+        for step in chain.steps:
+            if isinstance(step, Step) and step.level == "across":
+                total += transport._plan_part("across", step.call).sent or 0
+            elif isinstance(step, Step) and step.level == "every":
+                counts = step.call.counts or (step.call.count,) * transport.layout.size
+                elements = sum(count for i, count in enumerate(counts) if i not in mates)
+                total += elements * item_bytes(step.call.dtype)
+    return total
 
 
 def _message(comm: Communicator, x: Array) -> None:

@@ -35,7 +35,6 @@ NONE = (1 << 64) - 1  # no limit, as the native side has it
         ("tcp", 2, "all_reduce", 256 * KIB + 1, False, Choice("chain", 256 * KIB)),
         ("tcp", 2, "gather", 256 * KIB + 1, False, Choice("direct", 256 * KIB)),
         ("tcp", 2, "send", 5000, False, Choice("direct", 256 * KIB)),
-        ("mpi", 2, "all_reduce", 5000, False, Choice("mpi")),
     ],
 )
 def test_defaults(

@@ -59,9 +59,6 @@ class LevelTransport(Protocol):
     def rename(self, members: tuple[MemberInfo, ...]) -> None:
         """Use the members' names of the larger communicator that this one serves."""
 
-    def payload_bytes(self) -> list[int] | None:
-        """Return the bytes of data sent to each member; None if they are not counted."""
-
 
 class Level:
     """One level, with a queue of the chains that have steps on it, in order.

@@ -82,10 +82,9 @@ def _carriers(across: str) -> _Opens:
     """Return the opener of levels between hosts; imports mpi4py only if needed."""
     if across == "tcp":
         return open_tcp
-    lanes: _Opens = importlib.import_module(
-        "allreduce.comm.transports.hierarchical.mpi_level"
-    ).open_mpi_levels
-    return lanes
+    return partial(
+        importlib.import_module("allreduce.comm.transports.mpi.opener").open_mpi, quiet=True
+    )
 
 
 def _parts(layout: Layout, members: Sequence[int]) -> tuple[str, ...]:

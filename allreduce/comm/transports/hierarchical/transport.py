@@ -38,7 +38,7 @@ from allreduce.comm.transports.hierarchical.levels import (
     guarded,
     register,
 )
-from allreduce.comm.transports.hierarchical.plan import Accounts
+from allreduce.comm.transports.hierarchical.plan import plan_hierarchical
 from allreduce.comm.transports.hierarchical.wait_monitor import WaitMonitor
 from allreduce.comm.transports.tcp.transport import TcpWork
 from allreduce.errors import ClosedError, UsageError
@@ -74,7 +74,6 @@ class HierarchicalTransport(Transport):
         self.layout, self._control = layout, control
         self._levels, self._runs = levels, ChainQueue(levels)
         self.any_thread = all(level.transport.any_thread for level in levels.values())
-        self.accounts = Accounts(control, levels, layout)
         self._works: set[HierarchicalWork] = set()
         self._timeout = timeout
         self._dead = self._closed = False
@@ -121,7 +120,11 @@ class HierarchicalTransport(Transport):
         return work
 
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:  # noqa: ARG002
-        return self.accounts.plan(call)
+        return plan_hierarchical(call, self.layout, self.index, self._plan_part)
+
+    def _plan_part(self, level: str, call: Call) -> Plan:
+        carrier = self._levels[level].transport if level in self._levels else self._control
+        return carrier.plan(call, None, None)
 
     def forget(self, work: HierarchicalWork) -> None:
         """Release a completed work."""

@@ -5,6 +5,7 @@ Callers must hold MPI's lock (`mpi_progress.entered`).
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -12,16 +13,23 @@ from typing import Any, Protocol
 import numpy as np
 
 from allreduce.comm.calls.call import Call, agreed_shape
+from allreduce.comm.calls.members import MemberInfo
 from allreduce.comm.core.transport import Work
 from allreduce.comm.transports.mpi.calls import Collective
 from allreduce.comm.transports.mpi.messages import Message
 from allreduce.comm.transports.mpi.status_board import signature
 from allreduce.comm.transports.mpi.wait_monitor import WaitMonitor
 
+_NAP_SECONDS = 50e-6  # between polls of `pause`: several per call
+
 
 class Driver(Protocol):
     """The transport of a started call, as far as the call uses it."""
 
+    index: int
+
+    @property
+    def members(self) -> tuple[MemberInfo, ...]: ...
     @property
     def dead(self) -> bool: ...
     def ask(self, work: MpiWork) -> bool: ...
@@ -68,6 +76,19 @@ class MpiWork(Work):
 
     def look(self) -> bool:
         return self.complete or self._transport.look(self)
+
+    def pause(self, seconds: float) -> bool:
+        """Drive MPI for `seconds`; as a level's work, whose wait the communicator monitors."""
+        limit = time.monotonic() + seconds
+        while not self.done() and time.monotonic() < limit:
+            time.sleep(_NAP_SECONDS)
+        return self.complete
+
+    def absent(self) -> list[int]:
+        """Return all other members: MPI does not expose the awaited one."""
+        return [
+            info.index for info in self._transport.members if info.index != self._transport.index
+        ]
 
     def finish(self, timeout: float | None) -> Any:
         if not self.complete:

@@ -34,17 +34,16 @@ from allreduce.comm.calls.plan import Plan, Topology
 from allreduce.comm.core import progress
 from allreduce.comm.core.transport import Transport, aligned
 from allreduce.comm.failures.reporter import ORDERED, build_error, group_text
-from allreduce.comm.selection.choosing import choices_for
 from allreduce.comm.transports.mpi import mpi_progress
 from allreduce.comm.transports.mpi.calls import Collective
 from allreduce.comm.transports.mpi.failures import FailureState
 from allreduce.comm.transports.mpi.messages import Message
 from allreduce.comm.transports.mpi.mpi_progress import entered
+from allreduce.comm.transports.mpi.plan import plan_mpi
 from allreduce.comm.transports.mpi.request_queue import MpiWork, RequestQueue
 from allreduce.comm.transports.mpi.status_board import StatusBoard
 from allreduce.comm.transports.mpi.types import Library
 from allreduce.comm.transports.mpi.wait_monitor import WaitMonitor
-from allreduce.comm.transports.planners import plan
 from allreduce.errors import ClosedError, Finding, OutOfMemoryError, UsageError
 
 
@@ -164,6 +163,10 @@ class MpiTransport(Transport):
     def admit(self) -> None:
         self._admission.admit()
 
+    def rename(self, members: tuple[MemberInfo, ...]) -> None:
+        """Use the members' names of the larger communicator that this one serves."""
+        self._members = members
+
     def start(
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
     ) -> MpiWork:
@@ -189,8 +192,7 @@ class MpiTransport(Transport):
         return work
 
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:  # noqa: ARG002
-        size = len(self._members)
-        return plan(call, Topology(self.name, self.index, size), choices_for("mpi", size))
+        return plan_mpi(call, Topology(self.index, len(self._members)))
 
     def poll(self, work: MpiWork) -> bool:
         """Advance all calls and return whether the work is complete; raise if it has failed."""
@@ -211,6 +213,8 @@ class MpiTransport(Transport):
 
     def ask(self, work: MpiWork) -> bool:
         """As `poll`; one that only asks hears how the others end, too."""
+        if self._board.quiet:  # the larger communicator drives and monitors its levels
+            return self.poll(work)
         progress.make_progress()
         if self.poll(work):
             return True

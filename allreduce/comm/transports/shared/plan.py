@@ -53,14 +53,12 @@ def plan_shared(call: Call, topology: Topology, choices: Choices, placed: Placed
         _STEPS[name].format(
             size=topology.size, chunks=chunks, past=", past the caches" if past else ""
         )
-        for name, _, _, past in steps
+        for name, past in steps
     ]
     return Plan(
         *(str(call), "shared", PATHS[path], tuple(told)),
         chunk=chunk,
         stores="streaming" if streams else "ordinary",
-        read=sum(read for _, read, _, _ in steps),
-        written=sum(written for _, _, written, _ in steps),
         sent=0,
         staging=staging,
     )

@@ -17,10 +17,10 @@ from allreduce.comm.calls.call import COLLECTIVES, Array, Call, digest, in_place
 from allreduce.comm.calls.plan import Placed, Plan, Topology
 from allreduce.comm.failures.reporter import wait_text
 from allreduce.comm.transports.native import NativeTransport, NativeWork
-from allreduce.comm.transports.planners import plan
 from allreduce.comm.transports.shared import memory
 from allreduce.comm.transports.shared.failures import MessageFailureReporter, message_word
 from allreduce.comm.transports.shared.links import LocalGroup
+from allreduce.comm.transports.shared.plan import plan_shared
 from allreduce.comm.transports.shared.symmetric import Symmetric
 from allreduce.errors import AllreduceError, UsageError
 from allreduce.events import logger
@@ -135,11 +135,11 @@ class SharedTransport(NativeTransport[_native.Work]):
         return shaped(call, call_site.shape_text(array))
 
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:
-        here = Topology(self.name, self.index, len(self._local.members))
+        here = Topology(self.index, len(self._local.members))
         needed = (x, out) if call.collective == "all_reduce" else (x,)
         symmetric = all(array is not None and self._is_symmetric(array) for array in needed)
         placed = Placed(symmetric, in_place(call, x, out, self.index))
-        return plan(call, here, self._local.choices, placed)
+        return plan_shared(call, here, self._local.choices, placed)
 
     def _is_symmetric(self, array: Array) -> bool:
         return self._local.group.is_symmetric(self.index, array.ctypes.data, array.nbytes)

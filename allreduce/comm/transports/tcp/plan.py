@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from allreduce import _native
 from allreduce.comm.calls.call import MESSAGES, Call, item_bytes
-from allreduce.comm.calls.plan import Placed, Plan, Topology, in_units
+from allreduce.comm.calls.plan import Plan, Topology, in_units
 from allreduce.comm.selection.choosing import Choice, Choices
 from allreduce.comm.transports.tcp import calls
 from allreduce.events import counted
@@ -13,7 +13,7 @@ _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _AGREE = "post the call to all, and wait until all have posted the same"
 
 
-def plan_tcp(call: Call, topology: Topology, choices: Choices, placed: Placed) -> Plan:
+def plan_tcp(call: Call, topology: Topology, choices: Choices) -> Plan:
     """Plan a call between members on any hosts."""
     choice = calls.choose(call, topology.size, choices)
     words = calls.words(call, topology.size, choices)
@@ -23,7 +23,7 @@ def plan_tcp(call: Call, topology: Topology, choices: Choices, placed: Placed) -
     chunk, window, stages = _native.tcp_plan(words, me, topology.size)
     message = call.collective in MESSAGES
     steps = ["offer it, and wait until its receiver asks for it" if message else _AGREE]
-    read = written = sent = staging = 0
+    sent = staging = 0
     for sources, elements, to, reduced, stored, staged in stages:
         if not elements:
             continue
@@ -31,18 +31,11 @@ def plan_tcp(call: Call, topology: Topology, choices: Choices, placed: Placed) -
         number = -(-elements // chunk)
         steps.append(_words(nbytes, counted(number, "chunk"), sources, to, reduced, stored))
         sent += nbytes * len(to)
-        written += nbytes * (len(sources) + reduced)
-        read += nbytes * (len(to) + (len(sources) + 1) * reduced)
-        if not sources and stored and not placed.in_place:  # the own part is copied
-            read += nbytes
-            written += nbytes
         if staged:
             staging += min(number, window) * min(chunk, elements) * item * len(sources)
     return Plan(
         *(str(call), "tcp", choice.algorithm, tuple(steps)),
         chunk=chunk * item,
-        read=read,
-        written=written,
         sent=sent,
         staging=staging,
     )
@@ -68,29 +61,24 @@ def _members(members: list[int]) -> str:
 
 def _small(call: Call, me: int, size: int, choice: Choice, words: tuple[object, ...]) -> Plan:
     """Plan a call whose data go with its posts, or a small message."""
-    reduces = call.collective in _REDUCING
     if call.collective in MESSAGES:
         sending = call.collective == "send"
         steps = ["send the message at once" if sending else "take a message that has come"]
         sent, got = (call.count, 0) if sending else (0, call.count)
-        moved = stored = call.count
     else:
         sent, got, own = _native.tcp_eager_plan(words, me, size)
         moved = got + own
-        stored = own if reduces else moved
         steps = ["post the call to all, with their data" if sent else "post the call to all"]
         steps.append("wait until all have posted the same")
         if size == 1:
             steps = ["copy the input to the output"]
-        elif moved and reduces:
+        elif moved and call.collective in _REDUCING:
             steps.append(f"reduce the data of all {size} posts")
         elif moved:
             steps.append("copy out the data of the posts")
     item = item_bytes(call.dtype)
     return Plan(
         *(str(call), "tcp", choice.algorithm, tuple(steps)),
-        read=(sent + moved) * item,
-        written=(sent + stored) * item,
         sent=sent * item,
         staging=(sent + got) * item,
     )

@@ -21,15 +21,15 @@ from numpy.typing import NDArray
 
 from allreduce import _native
 from allreduce.comm.calls import call_site
-from allreduce.comm.calls.call import ANY, MESSAGES, Array, Call, agreed_shape, in_place
-from allreduce.comm.calls.plan import Placed, Plan, Topology
+from allreduce.comm.calls.call import ANY, MESSAGES, Array, Call, agreed_shape
+from allreduce.comm.calls.plan import Plan, Topology
 from allreduce.comm.core.transport import aligned
 from allreduce.comm.failures.reporter import wait_text
 from allreduce.comm.selection.choosing import Choices
 from allreduce.comm.transports.native import NativeTransport, NativeWork
-from allreduce.comm.transports.planners import plan
 from allreduce.comm.transports.tcp import calls
 from allreduce.comm.transports.tcp.failures import NOBODY, TcpFailureReporter, TcpMemberInfo
+from allreduce.comm.transports.tcp.plan import plan_tcp
 from allreduce.errors import OutOfMemoryError
 from allreduce.events import logger
 
@@ -175,11 +175,9 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         while not farewell.wait(_LEAVE_SECONDS) and time.monotonic() < limit:
             logger.debug("%s: goodbyes are still in flight", self._reporter.where)
 
-    def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:
+    def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:  # noqa: ARG002
         calls.check(call, self._reporter.where)
-        placed = Placed(in_place=in_place(call, x, out, self.index))
-        here = Topology(TcpTransport.name, self.index, self._size)  # also as a control channel
-        return plan(call, here, self._choices, placed)
+        return plan_tcp(call, Topology(self.index, self._size), self._choices)
 
     def payload_bytes(self) -> list[int]:
         return self._member.payload_bytes()
