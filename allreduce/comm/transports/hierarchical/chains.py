@@ -27,13 +27,9 @@ _WHOLE = {
     "reduce": whole.reduce,
     "broadcast": whole.broadcast,
 }
-_SHARES = {
-    "reduce_scatter": shares.reduce_scatter,
-    "all_gather": shares.all_gather,
-    "gather": shares.gather,
-    "scatter": shares.scatter,
-}
-_CUTTING = ("reduce_scatter", "scatter")  # their `x` is the joined array
+_SHARES = {"reduce_scatter": shares.reduce_scatter, "all_gather": shares.all_gather}
+# Each pair of members exchanges different data, which no detour reduces.
+_PAIRWISE = ("all_to_all", "gather", "scatter")
 
 
 @lru_cache(maxsize=256)
@@ -54,13 +50,10 @@ def make_chains(call: Call, layout: Layout, me: int) -> tuple[Chain, ...]:
 
 
 def _only_level(call: Call, layout: Layout) -> str | None:
-    """Return the level that carries the entire call, if there is one.
-
-    In an all_to_all each pair exchanges different data, which no detour reduces.
-    """
+    """Return the level that carries the entire call, if there is one."""
     if len(layout.hosts) == 1:
         return "in"
-    if call.collective == "all_to_all":
+    if call.collective in _PAIRWISE:
         return "every"
     return "across" if layout.size == len(layout.hosts) else None
 
@@ -78,7 +71,7 @@ def _alone(call: Call, layout: Layout, me: int, level: str) -> Chain:
 def _of_shares(call: Call, layout: Layout, me: int) -> tuple[Chain, ...]:
     counts = call.counts or (call.count,) * layout.size
     pieces = chunks(sum(counts), call.dtype)
-    joined, single = ("x", "out") if call.collective in _CUTTING else ("out", "x")
+    joined, single = ("x", "out") if call.collective == "reduce_scatter" else ("out", "x")
     made = []
     for piece in range(pieces):
         build = Builder(call, layout, me)

@@ -1,8 +1,8 @@
 """The control channel of a hierarchical communicator: tcp connections among all members.
 
 Every call is posted on it to all members, without data, before any output is written. It carries
-messages and all_to_all entirely. A failure of a level becomes one fault here, so that all members
-report the same cause.
+messages, all_to_all, gather and scatter entirely. A failure of a level becomes one fault here, so
+that all members report the same cause.
 """
 
 from __future__ import annotations

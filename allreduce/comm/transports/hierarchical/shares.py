@@ -1,15 +1,13 @@
-"""Chains of the collectives that split or join the members' shares.
+"""Chains of reduce_scatter and all_gather, which split or join the members' shares.
 
 A lane carries the shares of some members of each host (`Layout.carried`), in the order of the
 lane's hosts: working memory holds them lane by lane, and copies bring them from and into the order
-of members. In gather and scatter all shares use one lane, the root's if it has one; otherwise the
-shares take one more step on the root's host.
+of members.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from allreduce.comm.transports.hierarchical.steps import Builder, Part, shifted
 
@@ -123,93 +121,3 @@ def all_gather(build: Builder, shares: Shares, mine: Part) -> None:
         joined = whole
     parts = parts_of(joined, shares, _every_lane(build))
     build.copy(*((part, shares[member]) for member, part in parts))
-
-
-@dataclass(frozen=True)
-class _Leg:
-    """One step of a gather's route; a scatter reverses the route.
-
-    Args:
-        level: The level.
-        root: The root's index in the level.
-        counts: The elements of each member.
-        piece: This member's elements.
-        whole: All elements, if this member is the root.
-    """
-
-    level: str
-    root: int
-    counts: Sequence[int]
-    piece: Part
-    whole: Part | None
-
-
-class _Route:
-    """The steps that bring all shares to the root.
-
-    Args:
-        build: The member's chain.
-        shares: The shares, by member.
-        mine: This member's share.
-    """
-
-    def __init__(self, build: Builder, shares: Shares, mine: Part) -> None:
-        layout, root = build.layout, build.call.root
-        assert root is not None, "a gather and a scatter have one"
-        host, position = layout.places[root]
-        lane = position if position < layout.lanes else 0
-        carries, here = build.position == lane, build.host == host
-        hosts = [layout.hosts[each] for each in layout.lane(lane)]
-        counts = [total(shares, members) for members in hosts]
-        held = mine
-        self.legs: list[_Leg] = []
-        if len(build.mates) > 1:
-            local = [shares[mate].count for mate in build.mates]
-            held = build.allocate(sum(local) if carries else 0)
-            self.legs.append(_Leg("in", lane, local, mine, held if carries else None))
-        joined = build.allocate(sum(counts) if carries and here else 0)
-        if carries:  # the number of the root's host in the lane
-            to = layout.lane(lane).index(host)
-            self.legs.append(_Leg("across", to, counts, held, joined if here else None))
-        self.is_root = build.me == root
-        if here and lane != position:
-            passed = [sum(counts) if mate == lane else 0 for mate in range(len(build.mates))]
-            final = build.allocate(sum(counts) if self.is_root else 0)
-            self.legs.append(_Leg("out", position, passed, joined, final if self.is_root else None))
-            joined = final
-        # The root's part for each member, host by host, with its place.
-        order = [member for members in hosts for member in members] if self.is_root else []
-        self.pairs = [(part, shares[member]) for member, part in parts_of(joined, shares, order)]
-
-
-def gather(build: Builder, shares: Shares, mine: Part) -> None:
-    """Gather within hosts at the lane's members, then at the root's host, then at the root.
-
-    Args:
-        build: The member's chain.
-        shares: In `out` of the root, by member.
-        mine: This member's, in `x`.
-    """
-    route = _Route(build, shares, mine)
-    for leg in route.legs:
-        count = sum(leg.counts)
-        build.step(
-            leg.level, "gather", count, leg.piece, leg.whole, root=leg.root, counts=leg.counts
-        )
-    build.copy(*route.pairs)
-
-
-def scatter(build: Builder, shares: Shares, mine: Part) -> None:
-    """Reverse a gather.
-
-    Args:
-        build: The member's chain.
-        shares: In `x` of the root, by member.
-        mine: This member's, in `out`.
-    """
-    route = _Route(build, shares, mine)
-    build.copy(*((given, part) for part, given in route.pairs))
-    for leg in reversed(route.legs):
-        level = {"in": "out", "out": "in"}.get(leg.level, leg.level)
-        count = sum(leg.counts)
-        build.step(level, "scatter", count, leg.whole, leg.piece, root=leg.root, counts=leg.counts)
