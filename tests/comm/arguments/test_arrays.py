@@ -87,9 +87,9 @@ class TestTensors:
             (complex_ones.conj(), r"resolve_conj\(\)"),
             (complex_ones.conj().imag, r"resolve_neg\(\)"),
             (ones.to_sparse(), r"to_dense\(\)"),
-            (torch.quantize_per_tensor(ones, 0.1, 0, torch.quint8), r"dequantize\(\)"),
-            (torch.nested.nested_tensor([ones, torch.ones(2)]), r"to_padded_tensor\(\)"),
-            (torch.ones(3, device="meta"), "has no values"),
+            (torch.quantize_per_tensor(ones, 0.1, 0, torch.quint8), "cannot read this Tensor"),
+            (torch.nested.nested_tensor([ones, torch.ones(2)]), "cannot read this"),
+            (torch.ones(3, device="meta"), "cannot read this Tensor"),
             (ones.to(torch.float8_e4m3fn), "cannot read this Tensor"),
         ):
             with pytest.raises(UsageError, match=says):
@@ -117,5 +117,5 @@ class TestJax:
     def test_a_deleted_array_is_refused(self, jax: Any) -> None:
         x = jax.numpy.ones(3)
         x.delete()
-        with pytest.raises(UsageError, match="deleted or donated"):
+        with pytest.raises(UsageError, match="deleted"):
             arrays.borrow("here", x)
