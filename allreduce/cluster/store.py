@@ -7,10 +7,8 @@ import hashlib
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from allreduce.cluster.host.waiting import Wait
 from allreduce.errors import ClosedError, TimeoutError
 
 # Keys that a rank sets: it is ending, or saving because another rank is lost; and: it ends because
@@ -60,14 +58,6 @@ class Store(ABC):
 
         Raises:
             SilentError: The store does not answer in time.
-        """
-
-    @abstractmethod
-    def barrier(self, name: str, timeout: float) -> None:
-        """Block until every member has entered the barrier `name`; a name can be used again.
-
-        Raises:
-            TimeoutError: Some members did not come in time; the message names their ranks.
         """
 
     @abstractmethod
@@ -130,10 +120,6 @@ class LocalStore(Store):
         with self._changed:
             remove(self._values, prefix)
 
-    def barrier(self, name: str, timeout: float) -> None:  # noqa: ARG002 - alone, nobody is missing
-        with self._changed:
-            self._check()
-
     def close(self) -> None:
         with self._changed:
             self._closed = True
@@ -163,7 +149,6 @@ class SubsetStore(Store):
         # Two subsets of one name, as the halves of a split, differ in their members.
         members = hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
         self._prefix = f"{name}@{members}/"
-        self._entered: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -192,27 +177,6 @@ class SubsetStore(Store):
     def delete_prefix(self, prefix: str, ranks: Sequence[int]) -> None:
         if not self._closed:
             self._parent.delete_prefix(self._prefix + prefix, ranks)
-
-    def barrier(self, name: str, timeout: float) -> None:
-        """Meet with one key per member, as the parent's barrier counts all of its members."""
-        with self._lock:
-            self._entered[name] += 1
-            stage = f"barrier/{name}/{self._entered[name]}"
-        wait = Wait(timeout)
-        self.set(f"{stage}/{self._me}", b"")
-        missing = [position for position in range(len(self._ranks)) if position != self._me]
-        for position in list(missing):
-            try:
-                self.get(f"{stage}/{position}", wait.remaining)
-            except TimeoutError:
-                continue  # later ones may have arrived
-            missing.remove(position)
-        if missing:
-            absent = ranks_text(self._ranks[position] for position in missing)
-            raise TimeoutError(
-                f"[cluster] rank {self._ranks[self._me]}: {absent} did not come to the barrier "
-                f"{name!r} within {timeout:g} s"
-            )
 
     def close(self) -> None:
         with self._lock:

@@ -50,34 +50,30 @@ def test_hosts_come_in_the_order_of_their_first_ranks() -> None:
 def test_parts_of_one_name_exchange_among_themselves_alone() -> None:
     def meet(world: World) -> list[bytes]:
         part = world.subset([world.rank % 2, world.rank % 2 + 2], "parity")
-        part.store.barrier("before", 10)
-        part.store.barrier("before", 10)
         return part.exchange("who", str(world.rank).encode(), 10)
 
     assert together(meet, worlds("aaaa")) == [[b"0", b"2"], [b"1", b"3"]] * 2
 
 
-def test_barrier_waits_for_the_members_and_nobody_else() -> None:
+def test_an_exchange_waits_for_the_members_and_nobody_else() -> None:
     three = worlds("aaa")
     first, second = (three[rank].subset([0, 2], "ends") for rank in (0, 2))
     passed = threading.Event()
 
     def enter() -> None:
-        first.store.barrier("b", 10)
+        first.exchange("b", b"", 10)
         passed.set()
 
     waiter = threading.Thread(target=enter, daemon=True)
     waiter.start()
     assert not passed.wait(0.1)
-    second.store.barrier("b", 10)
+    second.exchange("b", b"", 10)
     waiter.join(10)
     assert passed.is_set()
 
 
 def test_messages_name_the_ranks_people_know() -> None:
     part = worlds("aaaaaa")[5].subset([5, 2, 4], "some")
-    with pytest.raises(TimeoutError, match=r"rank 5: ranks 2, 4 did not come to the barrier 'b'"):
-        part.store.barrier("b", 0.1)
     with pytest.raises(TimeoutError, match=r"rank 5: rank 2 did not come within 0.1 s to where"):
         part.exchange("key", b"", 0.1)
 

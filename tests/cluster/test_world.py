@@ -20,7 +20,6 @@ def test_alone_without_any_word() -> None:
     assert (world.rank, world.size, world.local_rank, world.local_size) == (0, 1, 0, 1)
     assert world.source == "single"
     assert world.exchange("key", b"mine", 1) == [b"mine"]
-    world.store.barrier("b", 1)
     world.close()
     world.close()
     with pytest.raises(ClosedError):

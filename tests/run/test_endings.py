@@ -12,7 +12,7 @@ import pytest
 from tests.cluster.processes import run, wait_gone
 from tests.run.launches import JOIN, LAUNCH, Write, launch
 
-WAITS = "world.store.barrier('never', 60)"
+WAITS = "world.exchange('never', b'', 60)"
 ENDINGS = {
     "raise ValueError('boom')": 1,
     "sys.exit(7)": 7,

@@ -116,7 +116,7 @@ def test_an_unknown_transport_is_refused_once_and_before_ranks_start(script: Wri
 
 
 def test_many_ranks_start_and_meet(script: Write) -> None:
-    result = launch(8, script(JOIN + "world.store.barrier('all', 20)"))
+    result = launch(8, script(JOIN + "world.exchange('all', b'', 20)"))
     assert result.code == 0, result.err
 
 

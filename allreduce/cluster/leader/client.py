@@ -67,14 +67,6 @@ class LeaderStore(Store):
         answer = self._answer(pb.FromMember(get=pb.Get(key=key)), timeout, patience)
         return None if answer.WhichOneof("content") == "missing" else answer.value.value
 
-    def barrier(self, name: str, timeout: float) -> None:
-        answer = self._ask(pb.FromMember(enter=pb.Enter(barrier=name)), timeout)
-        if answer.WhichOneof("content") == "missing":
-            raise TimeoutError(
-                f"[cluster] rank {self._rank}: {ranks_text(answer.missing.ranks)} did not come to "
-                f"the barrier {name!r} within {timeout:g} s"
-            )
-
     def assemble(self, timeout: float) -> tuple[Member, ...]:
         """Wait until all members have joined; returns them by rank.
 

@@ -7,7 +7,6 @@ answers go out through each member's `send`. Everything runs on the leader's eve
 from __future__ import annotations
 
 import secrets
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,13 +15,6 @@ from allreduce.cluster.store import ENDING, VICTIM, remove
 from allreduce.cluster.world import Member
 
 Send = Callable[[pb.ToMember], None]
-
-
-@dataclass
-class _Barrier:
-    """Waiting requests by rank; a rank has several if several of its threads enter."""
-
-    waiting: dict[int, deque[int]] = field(default_factory=dict)
 
 
 @dataclass
@@ -45,7 +37,6 @@ class Group:
     _values: dict[str, bytes] = field(default_factory=dict)
     _using: dict[str, set[int]] = field(default_factory=dict)  # prefix → ranks still using it
     _getting: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
-    _barriers: dict[str, _Barrier] = field(default_factory=dict)
     _assembling: set[tuple[int, int]] = field(default_factory=set)
 
     @property
@@ -116,10 +107,6 @@ class Group:
             for key in list(self._getting):
                 for waiter, request in self._getting.pop(key):
                     self._answer(waiter, self._gone_answer(request))
-        for name in list(self._barriers):
-            for waiter, requests in self._barriers.pop(name).waiting.items():
-                for request in requests:
-                    self._answer(waiter, self._gone_answer(request, rank))
 
     def handle(self, rank: int, message: pb.FromMember) -> bool:
         """Handle a member's request; returns whether it is pending, so that it can expire."""
@@ -140,8 +127,6 @@ class Group:
             return False
         if content == "get":
             return self._get(rank, message.request, message.get.key)
-        if content == "enter":
-            return self._enter_barrier(rank, message.request, message.enter.barrier)
         if content == "assemble":
             return self._assemble(rank, message.request)
         self._answer(rank, pb.ToMember(beat=pb.Beat()))
@@ -161,8 +146,6 @@ class Group:
             for one in self._assembling:
                 self._miss(*one, missing)
             self._assembling.clear()
-        elif content == "enter":
-            self._expire_barrier(message.enter.barrier, waiter)
 
     def _set(self, key: str, value: bytes) -> None:
         self._values[key] = value
@@ -205,50 +188,17 @@ class Group:
                 self._answer(rank, pb.ToMember(request=request, lost=lost))
             self._assembling.clear()
 
-    def _enter_barrier(self, rank: int, request: int, name: str) -> bool:
-        if self._gone:
-            self._answer(rank, self._gone_answer(request))
-            return False
-        waiting = self._barriers.setdefault(name, _Barrier()).waiting
-        waiting.setdefault(rank, deque()).append(request)
-        if len(waiting) < self.size:
-            return True
-        for waiter in list(waiting):
-            self._answer(waiter, pb.ToMember(request=waiting[waiter].popleft(), done=pb.Done()))
-            if not waiting[waiter]:
-                del waiting[waiter]
-        if not waiting:
-            del self._barriers[name]
-        return False
-
-    def _expire_barrier(self, name: str, waiter: tuple[int, int]) -> None:
-        """Fail the barrier for all: one member has given up, so it cannot complete.
-
-        Otherwise members that gave up earlier would be named as missing to the rest.
-        """
-        barrier = self._barriers.get(name)
-        if barrier is None or waiter[1] not in barrier.waiting.get(waiter[0], ()):
-            return
-        missing = [rank for rank in range(self.size) if rank not in barrier.waiting]
-        for rank, requests in self._barriers.pop(name).waiting.items():
-            for request in requests:
-                self._miss(rank, request, missing)
-
     def _drop_requests(self, rank: int) -> None:
         for waiters in (*self._getting.values(), self._assembling):
             waiters -= {waiter for waiter in waiters if waiter[0] == rank}
-        for barrier in self._barriers.values():
-            barrier.waiting.pop(rank, None)
 
     def _members_message(self) -> pb.Members:
         return pb.Members(members=[_identity(self._members[rank]) for rank in range(self.size)])
 
-    def _gone_answer(self, request: int, rank: int | None = None) -> pb.ToMember:
-        """Return the error for a request that needs a gone member; names the first one."""
-        if self.first_lost is not None:
-            rank = self.first_lost
-        elif rank is None:
-            rank = next(iter(self._gone))
+    def _gone_answer(self, request: int) -> pb.ToMember:
+        """Return the error for a request once a member is lost; names the first one."""
+        rank = self.first_lost
+        assert rank is not None, "a member is lost"
         lost = pb.Lost(identity=_identity(self._members[rank]), reason=self._gone[rank])
         return pb.ToMember(request=request, lost=lost)
 

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromMember(_message.Message):
-    __slots__ = ("request", "timeout", "hello", "proof", "assemble", "set", "get", "enter", "beat", "leave", "forget")
+    __slots__ = ("request", "timeout", "hello", "proof", "assemble", "set", "get", "beat", "leave", "forget")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -15,7 +15,6 @@ class FromMember(_message.Message):
     ASSEMBLE_FIELD_NUMBER: _ClassVar[int]
     SET_FIELD_NUMBER: _ClassVar[int]
     GET_FIELD_NUMBER: _ClassVar[int]
-    ENTER_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     FORGET_FIELD_NUMBER: _ClassVar[int]
@@ -26,11 +25,10 @@ class FromMember(_message.Message):
     assemble: Assemble
     set: Set
     get: Get
-    enter: Enter
     beat: Beat
     leave: Leave
     forget: Forget
-    def __init__(self, request: _Optional[int] = ..., timeout: _Optional[float] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., assemble: _Optional[_Union[Assemble, _Mapping]] = ..., set: _Optional[_Union[Set, _Mapping]] = ..., get: _Optional[_Union[Get, _Mapping]] = ..., enter: _Optional[_Union[Enter, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ...) -> None: ...
+    def __init__(self, request: _Optional[int] = ..., timeout: _Optional[float] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., assemble: _Optional[_Union[Assemble, _Mapping]] = ..., set: _Optional[_Union[Set, _Mapping]] = ..., get: _Optional[_Union[Get, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ...) -> None: ...
 
 class ToMember(_message.Message):
     __slots__ = ("request", "challenge", "refusal", "welcome", "members", "value", "done", "missing", "lost", "beat")
@@ -133,12 +131,6 @@ class Get(_message.Message):
     KEY_FIELD_NUMBER: _ClassVar[int]
     key: str
     def __init__(self, key: _Optional[str] = ...) -> None: ...
-
-class Enter(_message.Message):
-    __slots__ = ("barrier",)
-    BARRIER_FIELD_NUMBER: _ClassVar[int]
-    barrier: str
-    def __init__(self, barrier: _Optional[str] = ...) -> None: ...
 
 class Value(_message.Message):
     __slots__ = ("value",)

@@ -13,7 +13,7 @@ with variables({"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "ERROR"}):
 
     from allreduce.cluster.leader import leader_pb2_grpc
 
-PROTOCOL = 4
+PROTOCOL = 5
 LEFT = "left"  # in a call's trailing metadata: the leader's host has left in good order
 BEAT_SECONDS = 1.0  # a member that was silent for so long sends a heartbeat
 _SILENCE_SECONDS = 10.0  # a short timeout must not turn a pause between two heartbeats into a death

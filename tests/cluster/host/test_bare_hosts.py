@@ -13,7 +13,7 @@ import pytest
 from tests.cluster.processes import Result, run
 from tests.run.launches import LAUNCH, Write
 
-SHOW = "world.store.barrier('end', 20)\nprint('joined')"  # after joining
+SHOW = "world.exchange('end', b'', 20)\nprint('joined')"  # after joining
 
 
 def launched(script: Write, *before: str) -> Result:

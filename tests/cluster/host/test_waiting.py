@@ -58,7 +58,7 @@ def test_ranks_that_do_not_join_are_named_by_the_leaders_process(tmp_path: Path)
 def test_a_rank_that_comes_late_is_waited_for(tmp_path: Path) -> None:
     address = free_address()
     late = "import os, time\nif os.environ['ALLREDUCE_RANK'] == '1': time.sleep(1.2)"
-    path = script(tmp_path, late, "world.store.barrier('end', 20)")
+    path = script(tmp_path, late, "world.exchange('end', b'', 20)")
     results = run_together(path, [said(rank, 2, address) for rank in range(2)])
     assert [result.code for result in results] == [0, 0], results
     assert "waiting for rank 1 of 2 to join" in warnings(results[0].err)[0]

@@ -26,11 +26,6 @@ class Harness:
         self.group.handle(rank, message)
         return message
 
-    def come(self, rank: int, name: str, request: int = 1) -> pb.FromMember:
-        message = pb.FromMember(request=request, enter=pb.Enter(barrier=name))
-        self.group.handle(rank, message)
-        return message
-
     def put(self, rank: int, key: str, value: bytes) -> None:
         self.group.handle(rank, pb.FromMember(request=9, set=pb.Set(key=key, value=value)))
 
@@ -57,37 +52,10 @@ def test_expired_get_is_answered_once() -> None:
     assert harness.kinds(0) == ["missing"]
 
 
-def test_barrier_opens_when_all_came_and_can_be_reused() -> None:
-    harness = Harness(3)
-    for turn in range(2):
-        for rank in range(3):
-            assert all(harness.kinds(r) == ["done"] * turn for r in range(rank, 3))
-            harness.come(rank, "b")
-    assert all(harness.kinds(rank) == ["done"] * 2 for rank in range(3))
-
-
-def test_barrier_entered_twice_by_threads_of_one_rank_needs_the_others_twice() -> None:
-    harness = Harness(2)
-    harness.come(0, "b", 1)
-    harness.come(0, "b", 2)
-    harness.come(1, "b", 1)
-    assert [m.request for m in harness.sent[0]] == [1]
-    harness.come(1, "b", 2)
-    assert [m.request for m in harness.sent[0]] == [1, 2]
-
-
-def test_expired_barrier_names_the_missing_for_all_who_wait() -> None:
-    harness = Harness(4)
-    first = harness.come(0, "b")
-    harness.come(2, "b")
-    harness.group.expire(0, first)
-    assert [list(harness.sent[rank][0].missing.ranks) for rank in (0, 2)] == [[1, 3], [1, 3]]
-
-
-def test_a_lost_member_fails_gets_and_barriers_and_is_named() -> None:
+def test_a_lost_member_fails_gets_and_is_named() -> None:
     harness = Harness(3)
     harness.get(0, "k", 1)
-    harness.come(1, "b", 2)
+    harness.get(1, "l", 2)
     harness.group.leave(2, "it died", lost=True)
     assert harness.sent[0][0].lost.identity.rank == 2
     assert harness.sent[1][0].lost.identity.pid == 102
@@ -100,7 +68,7 @@ def test_the_first_lost_is_named_when_others_follow() -> None:
     harness = Harness(3)
     harness.group.leave(1, "it died", lost=True)
     harness.group.leave(2, "it died too", lost=True)
-    harness.come(0, "b")
+    harness.get(0, "k")
     assert harness.sent[0][0].lost.identity.rank == 1
 
 
@@ -142,14 +110,13 @@ def test_keys_go_when_all_who_used_them_have_forgotten_them_or_are_gone() -> Non
     assert harness.kinds(0)[-1] == "value"
 
 
-def test_a_member_that_left_fails_barriers_but_not_gets() -> None:
+def test_a_member_that_left_fails_no_gets() -> None:
     harness = Harness(3)
     harness.get(0, "k", 1)
     harness.group.leave(2, "it left", lost=False)
     assert harness.sent[0] == []
     harness.put(1, "k", b"v")
-    harness.come(0, "b", 2)
-    assert harness.kinds(0) == ["value", "lost"]
+    assert harness.kinds(0) == ["value"]
     assert harness.group.first_lost is None
 
 

@@ -125,16 +125,6 @@ def test_exchange_times_out_naming_the_rank_that_did_not_come() -> None:
             joined[1].exchange("k", b"", 0.3)
 
 
-def test_barrier_times_out_naming_the_missing_ranks() -> None:
-    with worlds(4) as joined:
-
-        def wait(world: World) -> None:
-            with pytest.raises(TimeoutError, match=r"ranks 1, 3 did not come to the barrier 'b'"):
-                world.store.barrier("b", 0.5)
-
-        in_parallel(partial(wait, joined[rank]) for rank in (0, 2))
-
-
 def test_many_threads_of_one_member_can_block_at_once() -> None:
     with worlds(2) as joined:
 
@@ -176,16 +166,13 @@ def test_a_lost_member_is_named_to_those_who_wait_within_half_a_second() -> None
         lost = joined[2].store
         assert isinstance(lost, LeaderStore)
 
-        def wait(world: World, method: str) -> float:
+        def wait(world: World) -> float:
             with pytest.raises(PeerLostError, match=r"rank 2 \(process \d+ on .+\) is gone"):
-                getattr(world.store, method)("never", 30)
+                world.exchange("never", b"", 30)
             return time.monotonic()
 
         with ThreadPoolExecutor(2) as pool:
-            waiting = [
-                pool.submit(wait, joined[0], "get"),
-                pool.submit(wait, joined[1], "barrier"),
-            ]
+            waiting = [pool.submit(wait, world) for world in joined[:2]]
             time.sleep(0.2)
             died = time.monotonic()
             lost.abandon()

@@ -130,7 +130,7 @@ def test_a_caught_sys_exit_is_no_failure(script: Write) -> None:
     lines = (
         "try: sys.exit(3)\n"
         "except SystemExit as error: print(error.code)\n"
-        "world.store.barrier('end', 30)"
+        "world.exchange('end', b'', 30)"
     )
     result = run(mpirun(2, script(lines)))
     assert (result.code, result.out) == (0, "3\n3\n"), result.err
@@ -141,7 +141,7 @@ def test_a_rank_that_raises_leaves_no_shared_memory_of_mpis(script: Write) -> No
         "with open('/proc/self/maps') as maps:\n"
         "    mapped = {line.split()[5] for line in maps if '/dev/shm/' in line}\n"
         "os.write(1, ''.join(f'{name}\\n' for name in mapped).encode())\n"
-        "world.store.barrier('all', 30)\n"
+        "world.exchange('all', b'', 30)\n"
         "if world.rank == 1: raise ValueError\n"
         "time.sleep(60)"
     )
@@ -176,10 +176,10 @@ def test_a_library_that_does_not_know_the_launcher_leaves_no_shared_memory(tmp_p
 
 
 @pytest.mark.parametrize(
-    "busy", ["time.sleep(60)", "world.rank or time.sleep(60)\nworld.store.barrier('never', 60)"]
+    "busy", ["time.sleep(60)", "world.rank or time.sleep(60)\nworld.exchange('never', b'', 60)"]
 )
 def test_ctrl_c_ends_the_job_with_one_line(script: Write, busy: str) -> None:
-    lines = f"os.write(1, b'%d\\n' % os.getpid())\nworld.store.barrier('all', 30)\n{busy}"
+    lines = f"os.write(1, b'%d\\n' % os.getpid())\nworld.exchange('all', b'', 30)\n{busy}"
     with running(mpirun(3, script(lines))) as process:
         pids = [int(process.line()) for _ in range(3)]
         process.signal(signal.SIGINT, group=True)
@@ -267,7 +267,7 @@ def test_a_rank_that_fails_after_finalising_mpi_shows_its_own_error(script: Writ
     lines = (
         "from mpi4py import MPI\nMPI.Finalize()\n"
         "if world.rank == 1: raise ValueError('boom')\n"
-        "world.store.barrier('never', 30)"
+        "world.exchange('never', b'', 30)"
     )
     result = run(mpirun(2, script(lines)), deadline=10)
     assert result.code != 0
@@ -322,7 +322,7 @@ def test_a_forked_child_ends_without_the_others(script: Write) -> None:
         "child = os.fork()\n"
         "if child == 0: sys.exit(3)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
-        "world.store.barrier('all', 20)\n"
+        "world.exchange('all', b'', 20)\n"
         "import atexit\n"
         "atexit.register(lambda: os.write(1, b'%d\\n' % MPI.Is_finalized()))"
     )

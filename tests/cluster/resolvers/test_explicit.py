@@ -175,13 +175,12 @@ def survivors(results: list[Result]) -> list[str]:
     ("ending", "code"),
     [
         ("raise ValueError('boom')", 1),
-        ("sys.exit(7)", 7),
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
     ],
 )
 def test_a_dying_rank_is_named_by_the_others(script: Write, ending: str, code: int) -> None:
     address = free_address()
-    path = script(f"if world.rank == 2: {ending}\nworld.store.barrier('end', 60)")
+    path = script(f"if world.rank == 2: {ending}\nworld.exchange('end', b'', 60)")
     results = run_together(path, [said(rank, 3, address) for rank in range(3)])
     assert results[2].code == code
     for text in survivors(results):
@@ -198,7 +197,7 @@ def test_a_child_of_a_rank_cannot_join(script: Write) -> None:
         "    command = [sys.executable, '-c', code]\n"
         "    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)\n"
         "    print(done.returncode, done.stderr)\n"
-        "world.store.barrier('end', 30)"
+        "world.exchange('end', b'', 30)"
     )
     address = free_address()
     results = run_together(script(child), [said(rank, 2, address) for rank in range(2)])
@@ -216,7 +215,7 @@ def test_a_forked_child_can_neither_use_nor_close_the_world(script: Write) -> No
         "        except Exception as error: print(type(error).__name__, error, flush=True)\n"
         "    sys.exit(3)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
-        "world.store.barrier('after', 30)"
+        "world.exchange('after', b'', 30)"
     )
     address = free_address()
     results = run_together(script(fork), [said(rank, 2, address) for rank in range(2)])
@@ -232,13 +231,13 @@ def test_a_forked_child_can_neither_use_nor_close_the_world(script: Write) -> No
 @pytest.mark.parametrize("victim", [0, 1])  # rank 0 hosts the leader
 def test_a_forked_child_does_not_hide_its_parents_death(script: Write, victim: int) -> None:
     fork = (
-        "world.store.barrier('begin', 30)\n"
+        "world.exchange('begin', b'', 30)\n"
         f"if world.rank == {victim}:\n"
         "    if os.fork() == 0: time.sleep(60)\n"
         "    time.sleep(0.3)\n"
         "    os.kill(os.getpid(), 9)\n"
         "began = time.monotonic()\n"
-        "try: world.store.barrier('end', 30)\n"
+        "try: world.exchange('end', b'', 30)\n"
         "except ConnectionError as error: print(time.monotonic() - began < 3, error, flush=True)\n"
         "os._exit(0)"
     )
@@ -265,7 +264,7 @@ def test_what_is_not_the_leaders_stays_open_in_a_forked_child(script: Write) -> 
         "    os._exit(0)\n"
         "os.waitpid(pid, 0)\n"
         "print(os.read(pipe[0], 99))\n"
-        "world.store.barrier('end', 30)"
+        "world.exchange('end', b'', 30)"
     )
     address = free_address()
     results = run_together(script(fork), [said(rank, 2, address) for rank in range(2)])
@@ -308,7 +307,7 @@ def test_no_process_no_file_and_no_port_is_left_after_killing_all(
     before, temporary = set(os.listdir("/dev/shm")), tmp_path / "temporary"
     temporary.mkdir()
     address = free_address()
-    path = script("print(os.getpid(), flush=True)\nworld.store.barrier('never', 60)")
+    path = script("print(os.getpid(), flush=True)\nworld.exchange('never', b'', 60)")
     with contextlib.ExitStack() as stack:
         command = [sys.executable, str(path)]
         told = [said(rank, 3, address, TIMEOUT="60") for rank in range(3)]
@@ -348,7 +347,7 @@ PROXIES = ("http_proxy", "https_proxy", "grpc_proxy")
 
 
 def test_a_proxy_is_not_asked_for_the_leader(script: Write) -> None:
-    talk = "world.store.barrier('end', 20)"
+    talk = "world.exchange('end', b'', 20)"
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         proxy.settimeout(0.01)
         set_to = dict.fromkeys(PROXIES, f"http://127.0.0.1:{proxy.getsockname()[1]}")
