@@ -5,6 +5,7 @@ Variables of schedulers (MPI's, Slurm's) are declared by their resolvers.
 
 from __future__ import annotations
 
+import math
 import numbers
 import operator
 import os
@@ -33,21 +34,20 @@ class Setting(NamedTuple):
         return PREFIX + self.name
 
 
-def _integer(low: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        value = int(text)
-        if value < low:
+def _checked(kind: Callable[[str], Any], valid: Callable[[Any], bool]) -> Callable[[str], Any]:
+    """Return a parser of texts whose value is valid."""
+
+    def parse(text: str) -> Any:
+        value = kind(text)
+        if not valid(value):
             raise ValueError(text)
         return value
 
     return parse
 
 
-def _connections(text: str) -> int:
-    value = _integer(1)(text)
-    if value > 16:
-        raise ValueError(text)
-    return value
+def _integer(low: int, high: float = math.inf) -> Callable[[str], Any]:
+    return _checked(int, lambda value: low <= value <= high)
 
 
 def _switch(text: str) -> bool:
@@ -56,30 +56,12 @@ def _switch(text: str) -> bool:
     return text == "on"
 
 
-def _carrier(text: str) -> str:
-    if text not in ("tcp", "mpi"):
-        raise ValueError(text)
-    return text
-
-
-def _text(text: str) -> str:
-    if not text:
-        raise ValueError(text)
-    return text
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= LONGEST_SECONDS:
-        raise ValueError(text)
-    return value
-
-
-def _patience(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= LONGEST_SECONDS:
-        raise ValueError(text)
-    return value
+_carrier = _checked(str, ("tcp", "mpi").__contains__)
+_text = _checked(str, bool)
+_secret = _checked(str.encode, bool)
+_seconds = _checked(float, lambda value: 0 < value <= LONGEST_SECONDS)
+_patience = _checked(float, lambda value: 0 <= value <= LONGEST_SECONDS)
+_level = _checked(str.upper, ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL").__contains__)
 
 
 def _address(text: str) -> str:
@@ -89,18 +71,6 @@ def _address(text: str) -> str:
     return text
 
 
-def _secret(text: str) -> bytes:
-    if not text:
-        raise ValueError(text)
-    return text.encode()
-
-
-def _level(text: str) -> str:
-    if text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
-        raise ValueError(text)
-    return text.upper()
-
-
 TABLE: tuple[Setting, ...] = (
     Setting("RANK", _integer(0), None, "an integer from 0", "this process's rank"),
     Setting("SIZE", _integer(1), None, "an integer from 1", "how many ranks the job has"),
@@ -108,7 +78,7 @@ TABLE: tuple[Setting, ...] = (
     Setting("SECRET", _secret, None, "any non-empty text", "the job's shared secret"),
     Setting("TRANSPORT", _text, None, "a transport's name", "which transport carries collectives"),
     Setting("ACROSS", _carrier, "tcp", "tcp or mpi", "what carries between hosts, in hierarchical"),
-    Setting("TCP_CONNECTIONS", _connections, 1, "1 to 16", "data sockets per pair"),
+    Setting("TCP_CONNECTIONS", _integer(1, 16), 1, "1 to 16", "data sockets per pair"),
     Setting("TCP_INTERFACE", _text, None, "an interface or address", "where hosts reach another"),
     Setting("SHARED_PULL", _switch, True, "on or off", "whether ranks read each other's memory"),
     Setting("HOST", _text, None, "any non-empty text", "a name for this host, in its own's place"),
