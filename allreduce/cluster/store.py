@@ -52,7 +52,6 @@ class Store(ABC):
         """Return the value of `key`, or None if it is not set.
 
         Args:
-            key: The key.
             patience: Seconds to wait for the store's answer, beyond `timeout`.
             timeout: Seconds to wait for a member to set the key.
 
@@ -68,7 +67,6 @@ class Store(ABC):
         store has ended.
 
         Args:
-            prefix: The prefix of the keys.
             ranks: The members that use them, by rank in the joined world; the same on all members.
         """
 
@@ -138,7 +136,6 @@ class SubsetStore(Store):
     members have closed it, its keys are deleted.
 
     Args:
-        parent: The larger world's store.
         name: The subset's name; new in the parent.
         ranks: The members, by rank in the joined world.
         me: This member's position in `ranks`.

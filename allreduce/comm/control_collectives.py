@@ -23,8 +23,6 @@ def exchange(comm: Communicator, purpose: str, mine: Array) -> Array:
     """Gather an array of every member's; a collective call.
 
     Args:
-        comm: The communicator.
-        purpose: The purpose, for errors.
         mine: `(n, ...)`, of one shape on all members.
 
     Returns:

@@ -29,11 +29,7 @@ class Dispatcher:
     """Starts the calls of one member on its transport.
 
     Args:
-        transport: The transport.
-        name: The communicator's name.
         label: This member's name in messages: "rank 2".
-        rank: This member.
-        size: The number of members.
     """
 
     def __init__(
@@ -99,7 +95,6 @@ class Dispatcher:
         """Make a call that consists of several, one after the other.
 
         Args:
-            context: The context of the call.
             calls: Makes the calls and waits for each.
             async_op: Whether the caller asked for a `Work`.
             instead: The remedy for the error in that case.
@@ -225,7 +220,6 @@ def fast_path(
 
     Args:
         operators: The operators of the collective; `(None,)` if it has none.
-        default: The default operator.
     """
 
     def decorate(method: F) -> F:

@@ -24,13 +24,7 @@ from allreduce.errors import MismatchError, UnsupportedError, UsageError, everyw
 
 
 class StorePart:
-    """A communicator's part of the store, shared by this process's members.
-
-    Args:
-        world: The communicator's processes.
-        name: The communicator's name.
-        members: How many members this process has.
-    """
+    """A communicator's part of the store, shared by this process's members."""
 
     def __init__(self, world: World, name: str, members: int) -> None:
         self.world = world.scope(name)
@@ -70,8 +64,6 @@ class GroupFactory(Generic[C]):
 
     Args:
         world: The communicator's processes, in the order of its members if each has one.
-        part: The communicator's part of the store.
-        dispatch: This member's.
         timeout: The communicator's and its groups', in seconds.
         open: Opens a communicator of another world.
         check_alive: Raises the error that has ended the communicator, if one has.

@@ -36,8 +36,6 @@ class Rendezvous:
 
     Args:
         where: "[shared] rank 2", for messages.
-        parent: The world of the communicator that the group is made from.
-        group: The group's world; a part of the store is its own.
         ranks: The members, by their ranks in the parent.
         call: The call that makes the group: "group([0, 1]) at train.py:31".
         transport: The name of the group's transport, if the member gives one.
@@ -60,9 +58,6 @@ class Rendezvous:
 
     def meet(self, timeout: float) -> bool:
         """Wait until all members have called this.
-
-        Args:
-            timeout: Seconds in which all have to come.
 
         Returns:
             Whether they have; if not, one gave up before this member came.

@@ -35,8 +35,6 @@ class Request:
     """A checked call of a list.
 
     Args:
-        lent: Its items.
-        out: The caller's outputs, or None.
         targets: The same as NumPy arrays; None if the results are new arrays.
         gets: Whether this member gets the results.
         options: The call's, in plain numbers, with the text that must be equal on all members.
@@ -88,10 +86,8 @@ def start(comm: Dispatcher, collective: str, x: Sequence[Any], options: Options,
     """Start a collective on a list of arrays.
 
     Args:
-        comm: Where it starts.
         collective: One whose result has the shape of its input.
         x: The arrays; in number, shapes and dtypes the same on all members.
-        options: The call's.
         out: As many arrays for the results, or None for new ones.
     """
     context = comm.context(collective)

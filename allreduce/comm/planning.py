@@ -40,8 +40,6 @@ def describe(context: Context, transport: Transport, x: Any, given: Mapping[str,
     """Plan a call with the arguments that it would get.
 
     Args:
-        context: The member and the collective.
-        transport: The transport of the call.
         x: The collective's input; for scatter the root's array, on all members; for recv its
             output.
         given: Its other arguments by name; None if omitted.

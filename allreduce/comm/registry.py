@@ -17,7 +17,14 @@ from allreduce.importing import importing
 
 
 class Opener(Protocol):
-    """Opens this process's members of a transport; a collective call of the processes."""
+    """Opens this process's members of a transport; a collective call of the processes.
+
+    Args:
+        world: The processes.
+        local_members: The number of members of this process, each for one thread.
+        name: The communicator's name; the same on all ranks, and new in this world.
+        timeout: Limit for meeting, and for any later wait, in seconds.
+    """
 
     def __call__(
         self, world: World, local_members: int, *, name: str, timeout: float
@@ -65,11 +72,7 @@ def open_members(
     """Make this process's members of a communicator from which others can be made.
 
     Args:
-        transport: As for `opener`.
-        world: Whose processes; this is a collective call of them.
-        local_members: How many members this process brings.
-        name: Names the communicator; the same on all ranks, and new in this world.
-        timeout: Seconds that meeting, and later any wait, may last.
+        transport: As for `opener`; the other arguments are those of `Opener`.
     """
     opens = opener(transport, f"[comm] {world.called()}")
     part = StorePart(world, name, local_members)

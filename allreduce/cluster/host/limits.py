@@ -27,11 +27,7 @@ def leader_files(size: int) -> int:
 
 
 def shortage(needed: int) -> str:
-    """Return why this process cannot open `needed` more files; "" if it can.
-
-    Args:
-        needed: How many files it will open and keep.
-    """
+    """Return why this process cannot open `needed` more files; "" if it can."""
     needed += _SPARE
     most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     left = _left(most)
@@ -45,11 +41,7 @@ def shortage(needed: int) -> str:
 
 
 def for_strangers(wanted: int) -> int:
-    """Return how many strangers may connect: a part of the remaining files, at least 1.
-
-    Args:
-        wanted: The number to accept if enough files remain.
-    """
+    """Return how many strangers may connect: a part of the remaining files, at least 1."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(1, min(wanted, int(_left(most) * _STRANGERS_PART)))
 

@@ -28,11 +28,7 @@ class Awake:
 
 
 class Wait:
-    """A wait that begins now.
-
-    Args:
-        timeout: Its longest duration, in seconds.
-    """
+    """A wait that begins now."""
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout

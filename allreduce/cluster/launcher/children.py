@@ -112,8 +112,6 @@ def spawn(
     unsafe. So children are forked first, and execute `command` when they receive the address.
 
     Args:
-        rank: The child's rank.
-        command: The program and its arguments.
         environment: Builds its environment from the leader's address.
     """
     pipes = [os.pipe() for _ in range(3)]
@@ -220,11 +218,7 @@ class Signals:
 
 
 class StoppedRanks:
-    """Reports ranks that a signal or a debugger has stopped: they look like ranks at work.
-
-    Args:
-        children: The ranks' processes.
-    """
+    """Reports ranks that a signal or a debugger has stopped: they look like ranks at work."""
 
     def __init__(self, children: Sequence[Child]) -> None:
         self._children = children

@@ -50,8 +50,6 @@ class Job:
     """The ranks of one launch.
 
     Args:
-        command: The command of each rank.
-        size: The number of ranks.
         grace: Seconds for which ranks may go on after a rank has failed, or a signal has come.
     """
 

@@ -70,13 +70,7 @@ class LogForwarder(logging.Handler):
 
 
 class Relay:
-    """Copies one stream of one rank, line by line.
-
-    Args:
-        source: The reading end of a pipe, non-blocking.
-        sink: Where the lines go.
-        label: What stands before each line: the rank that writes them.
-    """
+    """Copies one stream of one rank, line by line."""
 
     def __init__(self, source: int, sink: Sink, label: str) -> None:
         self._source, self.sink, self._prefix = source, sink, f"[{label}] ".encode()

@@ -22,7 +22,6 @@ class LeaderChannel:
     """One open call to the leader: matches answers to requests and sends heartbeats when idle.
 
     Args:
-        address: The leader's `host:port`.
         patience: Seconds to reach it.
         silence: Seconds without a message after which the leader counts as lost.
 
@@ -75,7 +74,6 @@ class LeaderChannel:
         """Send and wait for the answer.
 
         Args:
-            message: The request.
             timeout: Seconds that the leader may delay the answer.
             margin: Seconds to wait beyond that.
 

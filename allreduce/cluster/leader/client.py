@@ -24,8 +24,6 @@ class LeaderStore(Store):
     """The store that a group leader hosts.
 
     Args:
-        channel: An open channel after its handshake.
-        rank: This member's rank.
         whereabouts: The process that hosts the leader, for messages.
         hosted: The leader, if this process hosts it; it ends with the store.
     """

@@ -32,8 +32,6 @@ class Leader:
 
     Args:
         address: `host:port`; port 0 takes a free one. See `address` afterwards.
-        size: How many ranks the job has.
-        secret: The secret that members must prove to know.
         timeout: The job's timeout; unless it is short, also the seconds without a heartbeat after
             which a connected member counts as lost. A death is noticed at once by its connection;
             heartbeats detect severed networks and stopped processes.

@@ -49,10 +49,6 @@ class ArrivalTracker:
     """Shows the other ranks of this host that this one has arrived, until the context ends.
 
     After a failure the socket stays, as the rank may try again.
-
-    Args:
-        seat: This process's rank.
-        meeting: The name of the event: "join".
     """
 
     def __init__(self, seat: Seat, meeting: str) -> None:
@@ -87,7 +83,6 @@ class ArrivalTracker:
         Warns of a long wait, and ends the job if a rank of this host has ended, or after `timeout`.
 
         Args:
-            timeout: Seconds that the call may take.
             leftovers: Prefixes of shared-memory files to remove before the job ends.
         """
         over: queue.SimpleQueue[None] = queue.SimpleQueue()

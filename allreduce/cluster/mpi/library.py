@@ -173,10 +173,6 @@ def unlink_segments(
 
     The mappings of running ranks stay valid. All names are for a job that is about to be aborted;
     `MAPPED_BY_ALL` can be removed as soon as all ranks have initialised MPI.
-
-    Args:
-        prefixes: How the names begin.
-        processes: Whose memory it is.
     """
     for pid in processes:
         for path in mapped(pid):

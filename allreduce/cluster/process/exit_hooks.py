@@ -47,7 +47,6 @@ class Watch:
     """Ends the job when this rank ends abnormally.
 
     Args:
-        rank: This process's rank.
         launched: Whether the launcher watches the ranks; it then reports interrupts.
         abort: Ends all ranks with an exit code, where the world has such a means (MPI). It returns
             where it has none any more.

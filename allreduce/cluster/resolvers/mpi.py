@@ -47,12 +47,7 @@ def _begin(watch: Watch) -> None:
 
 
 class _Wait:
-    """A wait for all MPI ranks to join.
-
-    Args:
-        timeout: The longest wait, in seconds.
-        arrivals: Tracks the ranks that have begun to join.
-    """
+    """A wait for all MPI ranks to join."""
 
     def __init__(self, timeout: float, arrivals: ArrivalTracker) -> None:
         self.timeout, self._arrivals = timeout, arrivals
@@ -210,13 +205,7 @@ def _whereabouts(mpi: Any, comm: Any, wait: _Wait) -> list[Any]:
 
 
 def _host(request: Request, told: list[Any], secret: bytes) -> tuple[str, Any]:
-    """Start the leader on a free port; return the text for the others, also after a failure.
-
-    Args:
-        request: The caller's request.
-        told: Every rank's host identity and interfaces.
-        secret: The job's secret.
-    """
+    """Start the leader on a free port; return the text for the others, also after a failure."""
     with importing():
         from allreduce.cluster.leader.service import Leader
 

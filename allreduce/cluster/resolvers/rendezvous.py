@@ -66,8 +66,6 @@ def fetch(name: str, timeout: float, who: str, owner: str) -> bytes:
     """Return the bytes published under `name`; blocks until there are some.
 
     Args:
-        name: The name of the beacon.
-        timeout: Seconds to wait.
         who: The waiting process, for messages, such as "rank 1".
         owner: The publishing process, for messages: "task 0 of step 7.0".
 

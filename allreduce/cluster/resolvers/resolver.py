@@ -77,7 +77,6 @@ class Resolver(ABC):
         """Join; after a claim, a source never falls back to a world of one.
 
         Args:
-            request: The merged request.
             ignored: Text about the sources that lost, for the log line.
         """
 

@@ -31,10 +31,6 @@ def of_array(
     """Say a call of one array, if it has factors: `all_reduce(float64[3], op='sum', prescale=2.0)`.
 
     Args:
-        collective: Its name.
-        dtype: The array's.
-        shape: The array's.
-        options: The call's, checked.
         always: Say it without factors, too.
     """
     if options.scale == (1, 1) and not always:

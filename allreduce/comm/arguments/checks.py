@@ -49,7 +49,6 @@ class Options:
     """The arguments of a collective besides arrays.
 
     Args:
-        op: The operator's name.
         root: The member that gives or gets.
         counts: Rows of every member's share; for all_to_all, that this member sends to each.
         receives: Rows that this member gets from each; all_to_all with counts only.

@@ -60,11 +60,6 @@ class Receive(Work):
 def prepare_send(context: Context, x: Any, dest: Any, tag: Any) -> Prepared:
     """Check the arguments of a send.
 
-    Args:
-        x: An array or number, as `arrays.borrow` takes it.
-        dest: The receiver.
-        tag: A number from 0 that distinguishes messages.
-
     Raises:
         UsageError: An argument is wrong.
         UnsupportedError: The array's type is not carried.
@@ -77,11 +72,6 @@ def prepare_send(context: Context, x: Any, dest: Any, tag: Any) -> Prepared:
 
 def prepare_recv(context: Context, out: Any, source: Any, tag: Any) -> Prepared:
     """Check the arguments of a recv.
-
-    Args:
-        out: The array that the message goes to, of the sender's dtype and number of elements.
-        source: The member that it comes from, or ANY.
-        tag: The message's tag, or ANY.
 
     Raises:
         UsageError: An argument is wrong.

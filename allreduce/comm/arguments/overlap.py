@@ -19,12 +19,6 @@ _TRIES = 1000
 def check_overlap(context: Context, x: Array, out: Array, options: Options) -> None:
     """Allow the same memory, or the own rows of the longer array; refuse other overlaps.
 
-    Args:
-        context: The member and the collective.
-        x: The caller's input.
-        out: The caller's output, of the result's shape.
-        options: The call's.
-
     Raises:
         UsageError: They overlap, or elements of `out` do among themselves.
     """

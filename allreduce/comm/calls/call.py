@@ -210,7 +210,6 @@ def list_call_text(name: str, arrays: Sequence[str], options: str) -> str:
     A cut text is `all_reduce([float32[7], ... 101 arrays], op='sum', #digest)`.
 
     Args:
-        name: The collective's.
         arrays: Each as `float32[7]`.
         options: The text after the list: `, op='sum'`.
     """

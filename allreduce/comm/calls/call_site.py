@@ -50,8 +50,6 @@ def note(x: Array | None, out: Array | None, call_text: str = "") -> bytes:
     """Return the packed note of a call of these arrays that is being made now.
 
     Args:
-        x: The input, or None.
-        out: The output, or None.
         call_text: The caller's text, if the note must carry it; it includes the shapes.
     """
     array = x if x is not None else out

@@ -8,12 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Topology:
-    """The place that a call is planned for.
-
-    Args:
-        rank: The member.
-        size: The number of members.
-    """
+    """The place that a call is planned for."""
 
     rank: int
     size: int
@@ -38,8 +33,6 @@ class Plan:
 
     Args:
         call: The call, as its caller writes it.
-        transport: The transport's name.
-        algorithm: The algorithm's name.
         chunk: Largest number of bytes that one step moves; 0 if one step moves all.
         stores: How staged chunks are written: "ordinary", or "streaming", past the caches.
         steps: A description of each step; steps of different chunks overlap.

@@ -13,9 +13,7 @@ def within(lock: threading.RLock, seconds: float | None, do: Callable[[], object
     lock would then stay held for ever.
 
     Args:
-        lock: The lock.
         seconds: Timeout for acquiring it; None for none.
-        do: The function.
     """
     if lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks it
         do()

@@ -97,7 +97,6 @@ def wait_text(seconds: float, missing: str = "") -> str:
     """Encode the reason of a timeout for the other members.
 
     Args:
-        seconds: The length of the wait.
         missing: The awaited members, if the others cannot determine them.
     """
     return f"{seconds:.3g} {missing}"
@@ -128,14 +127,7 @@ E = TypeVar("E", bound=Evidence)
 
 
 class FailureReporter(ABC, Generic[E]):
-    """Builds one member's error when its communicator has ended.
-
-    Args:
-        group: The native records.
-        name: The communicator's name.
-        me: The member.
-        members: All members, as messages name them.
-    """
+    """Builds one member's error when its communicator has ended."""
 
     transport: ClassVar[str]
 

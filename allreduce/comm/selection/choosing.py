@@ -56,7 +56,6 @@ class Choices:
         """Look a call up.
 
         Args:
-            collective: Its name.
             nbytes: Its bytes, as the table counts them; None if no member knows them all.
             symmetric: Whether it has arrays in symmetric memory, on the shared transport.
             cross_process: Whether other processes can read its arrays.
@@ -109,8 +108,6 @@ def choices_for(
     """Return the choices for a communicator.
 
     Args:
-        transport: Its transport.
-        members: The number of its members.
         crowded: Whether they outnumber their cores, on the shared transport.
         pulls: Whether they may read each other's memory, on the shared transport.
     """

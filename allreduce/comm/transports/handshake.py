@@ -77,7 +77,6 @@ def call(sock: socket.socket, credentials: Credentials, claim: bytes) -> None:
 
     Args:
         sock: The connection, with a timeout.
-        credentials: The credentials.
         claim: The caller's identity, which the proof covers.
 
     Raises:
@@ -99,7 +98,6 @@ class Challenge:
     """The listener's side of one handshake, without I/O.
 
     Args:
-        credentials: The credentials.
         size: The size of the caller's claim in bytes.
     """
 

@@ -106,13 +106,7 @@ _PRUNE = 64  # works kept before pruning complete ones
 
 
 class NativeTransport(Transport, Generic[N]):
-    """One member of a communicator, with a native implementation.
-
-    Args:
-        index: This member.
-        witness: Knows why the communicator died.
-        timeout: Seconds that any wait may last.
-    """
+    """One member of a communicator, with a native implementation."""
 
     drives_shared: ClassVar[bool] = False  # whether its waits drive all calls in shared memory
     _closing = True  # nothing to close before __init__ is done
@@ -173,7 +167,6 @@ class NativeTransport(Transport, Generic[N]):
         """Make the communicator dead after a timeout.
 
         Args:
-            native: The awaited work.
             waited: The length of the wait in seconds.
 
         Returns:
@@ -233,7 +226,6 @@ class NativeTransport(Transport, Generic[N]):
         """Wait for a work.
 
         Args:
-            native: The work.
             timeout: Seconds from now, or None for the transport's timeout.
             waited: Seconds that its wait has lasted already.
         """

@@ -80,11 +80,7 @@ class ControlChannel(TcpTransport):
         return candidates[0] if candidates else self.index
 
     def failure(self, agreed: TcpWork) -> AllreduceError:
-        """Return the error of the dead communicator: first its cause, later `ClosedError`.
-
-        Args:
-            agreed: The call that this member waits for.
-        """
+        """Return the error of the dead communicator: first its cause, later `ClosedError`."""
         return self._error(agreed.native, agreed.call)
 
     def propagate_failure(self, error: AllreduceError, agreed: TcpWork) -> None:
@@ -119,7 +115,6 @@ class ControlChannel(TcpTransport):
         """Describe the members that delay a call: last call and process state.
 
         Args:
-            agreed: The call.
             absent: The members that it may wait for: members that have not posted it, or, once all
                 have, members whose step is due.
         """

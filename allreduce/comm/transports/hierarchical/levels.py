@@ -64,7 +64,6 @@ class Level:
     """One level, with a queue of the chains that have steps on it, in order.
 
     Args:
-        transport: The level's transport.
         numbers: Its members' indices in the larger communicator.
     """
 
@@ -74,12 +73,7 @@ class Level:
 
 
 class LevelError(Exception):
-    """A level has failed.
-
-    Args:
-        error: The error of the level.
-        agreed: The caller's call, in a step of which the level failed.
-    """
+    """A level has failed."""
 
     def __init__(self, error: AllreduceError, agreed: TcpWork) -> None:
         super().__init__(str(error))

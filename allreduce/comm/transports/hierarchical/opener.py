@@ -33,10 +33,6 @@ def open_hierarchical(
     """Open this process's members of a transport over all processes of the world.
 
     Args:
-        world: The processes.
-        local_members: The number of members of this process, each for one thread.
-        name: The communicator's name; the same on all ranks, and new in this world.
-        timeout: Limit for connecting and for any wait, in seconds.
         hosts: Overrides the host of each member; for tests.
 
     Raises:

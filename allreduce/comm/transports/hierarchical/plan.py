@@ -22,14 +22,7 @@ _AGREE = "post the call to all, and write no output before all have posted the s
 
 
 def plan_hierarchical(call: Call, layout: Layout, me: int, plans: Plans) -> Plan:
-    """Plan a call for one member.
-
-    Args:
-        call: The caller's call.
-        layout: The members of each host.
-        me: The member.
-        plans: Plans the calls of this member's levels.
-    """
+    """Plan a call for one member."""
     if call.collective in MESSAGES:
         part = plans("every", call)
         return Plan(str(call), "hierarchical", part.algorithm, part.steps, sent=part.sent)

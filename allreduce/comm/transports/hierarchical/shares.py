@@ -55,7 +55,6 @@ def reduce_scatter(build: Builder, shares: Shares, mine: Part) -> None:
     """Reduce within hosts, for the carriers, then across lanes; the carriers hand shares on.
 
     Args:
-        build: The member's chain.
         shares: In `x`, by member.
         mine: This member's, in `out`.
     """
@@ -98,7 +97,6 @@ def all_gather(build: Builder, shares: Shares, mine: Part) -> None:
     """Collect shares at the carriers, gather across lanes, then within hosts.
 
     Args:
-        build: The member's chain.
         shares: In `out`, by member.
         mine: This member's, in `x`.
     """

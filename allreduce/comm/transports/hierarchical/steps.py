@@ -41,8 +41,6 @@ class Step:
         level: "in" and "out" are the host's, before and after "across", the member's lane; "every"
             has all members.
         call: The call, with member indices of the level.
-        source: Its input, if any.
-        target: Its output, if any.
     """
 
     level: str
@@ -90,13 +88,7 @@ class Chain:
 
 
 class Builder:
-    """Collects one member's chain: its part of the steps of all members.
-
-    Args:
-        call: The call, as its caller makes it.
-        layout: All members.
-        me: The member that the chain is for.
-    """
+    """Collects one member's chain: its part of the steps of all members."""
 
     def __init__(self, call: Call, layout: Layout, me: int) -> None:
         self.call, self.layout, self.me = call, layout, me

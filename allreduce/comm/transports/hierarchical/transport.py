@@ -52,14 +52,7 @@ _LATER = ("mismatch", "left")  # faults that do not end calls that all members h
 
 
 class HierarchicalTransport(Transport):
-    """One member.
-
-    Args:
-        control: The control channel.
-        levels: This member's levels, by name.
-        layout: The members of each host.
-        timeout: Limit for any wait, in seconds.
-    """
+    """One member."""
 
     name = "hierarchical"
 
@@ -182,7 +175,6 @@ class HierarchicalTransport(Transport):
         """Wait for a work.
 
         Args:
-            work: The work.
             timeout: Seconds from now, or None for the transport's timeout.
         """
         total = self._timeout if timeout is None else timeout

@@ -18,14 +18,7 @@ _LOOK_SECONDS = 0.05
 
 
 class WaitMonitor:
-    """One wait, which begins now.
-
-    Args:
-        control: All members.
-        agreed: The call that is waited for, as the control has it.
-        absent: Returns the members that may be waited for.
-        seconds: How long the wait may last.
-    """
+    """One wait, which begins now."""
 
     def __init__(
         self,

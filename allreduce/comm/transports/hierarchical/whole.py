@@ -14,8 +14,6 @@ class Lanes:
     """The lanes that carry a chunk, and their shares of it.
 
     Args:
-        build: The member's chain.
-        count: Elements of the chunk.
         prefer: The position of the root, if there is one.
         small: Whether to use one lane.
     """

@@ -38,9 +38,7 @@ class Collective:
     """One member's arrays of one call, and the requests that carry them.
 
     Args:
-        library: The MPI library.
         comm: The mpi4py communicator that only collectives of data use.
-        call: The call.
         x: The input, contiguous.
         out: The output, contiguous.
         where: "[mpi] rank 2", for messages.

@@ -27,7 +27,6 @@ class Part:
 
     Args:
         begin: The first one's place in the input.
-        count: How many.
         place: The first one's place in the output, where they go there.
         root: The member that gets the sums; None if all members do, or each its share.
         shares: The number of elements that each member gets, if they are scattered.
@@ -50,13 +49,7 @@ def wire_of(call: Call) -> str | None:
 
 
 def parts(call: Call, wire: str, size: int) -> Iterator[Part]:
-    """Yield the parts to reduce, in the same order on all members.
-
-    Args:
-        call: The call.
-        wire: The type that MPI reduces.
-        size: The number of members.
-    """
+    """Yield the parts to reduce, in the same order on all members."""
     most = _PIECE_BYTES // np.dtype(wire).itemsize
     if call.collective != "reduce_scatter":
         for begin, count in pieces(0, call.count, most):
@@ -75,8 +68,6 @@ class Piece:
     """A started part: converted, reduced, and converted back.
 
     Args:
-        part: The elements.
-        call: The call that reduces them.
         wire: The type that MPI reduces.
         element: MPI's name of that type.
     """

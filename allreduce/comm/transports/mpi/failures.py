@@ -20,15 +20,7 @@ from allreduce.errors import (
 
 
 class FailureState:
-    """Why one member's communicator ended, if it has.
-
-    Args:
-        mpi: MPI's module.
-        where: "[mpi] rank 2", for messages.
-        rank: This member.
-        board: The communicator's.
-        queue: Its started calls.
-    """
+    """Why one member's communicator ended, if it has."""
 
     def __init__(
         self, mpi: Any, where: str, rank: int, board: StatusBoard, queue: RequestQueue

@@ -28,8 +28,6 @@ def open_mpi(
     Args:
         world: Whose processes; MPI's launcher must have started them.
         local_members: 1: a rank of MPI is one member.
-        name: The communicator's; the same on all ranks, and new in this world.
-        timeout: The longest time for members to meet, and of any later wait, in seconds.
         quiet: Whether a transport above reports the end to all members.
 
     Raises:

@@ -102,12 +102,7 @@ class MpiWork(Work):
 
 
 class RequestQueue:
-    """The started calls and messages.
-
-    Args:
-        mpi: MPI's module.
-        control: The communicator for agreements, an mpi4py one.
-    """
+    """The started calls and messages."""
 
     def __init__(self, mpi: Any, control: Any) -> None:
         self._mpi, self._control = mpi, control

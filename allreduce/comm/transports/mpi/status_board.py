@@ -33,7 +33,6 @@ def signature(call: Call, shape: tuple[int, ...] = ()) -> int:
     """Hash the parts of a call that must agree on all members to 64 bits.
 
     Args:
-        call: The call.
         shape: Lengths of the array's axes that have to agree.
     """
     shared: tuple[Any, ...] = (
@@ -128,7 +127,6 @@ class StatusBoard:
         """Describe the members not known to wait in call `seq`: last call and process state.
 
         Args:
-            seq: The number of the call.
             last: The number of the last call that all members have made, and the call.
         """
         told, until = [], time.monotonic() + _TELL_SECONDS
@@ -168,14 +166,7 @@ class StatusBoard:
         return f"process {member.pid} on {member.host}"
 
     def post_call(self, seq: int, call: Call, note: bytes, mark: int) -> None:
-        """Publish this member's version of call `seq`, on which members disagree.
-
-        Args:
-            seq: The number of the call.
-            call: The call.
-            note: What else is known of it.
-            mark: Its signature.
-        """
+        """Publish this member's version of call `seq`, on which members disagree."""
         told = {"call": asdict(call), "note": note.decode(errors="replace"), "mark": mark}
         with contextlib.suppress(AllreduceError):
             self._post(f"call/{seq}/{self.world.rank}", json.dumps(told))

@@ -48,12 +48,7 @@ from allreduce.errors import ClosedError, Finding, OutOfMemoryError, UsageError
 
 
 class Admission:
-    """Checks before a thread enters MPI.
-
-    Args:
-        mpi: MPI's module.
-        where: "[mpi] rank 2", for messages.
-    """
+    """Checks before a thread enters MPI."""
 
     def __init__(self, mpi: Any, where: str) -> None:
         self._mpi, self._where = mpi, where
@@ -119,12 +114,10 @@ class MpiTransport(Transport):
     """One member of a communicator whose members talk through MPI.
 
     Args:
-        library: The MPI library.
         data: The mpi4py communicator for data; the transport frees it.
         control: One of the same members, for agreements.
         world: The members, in the same order.
         board: The status of members, under the communicator's name.
-        timeout: The longest wait, in seconds.
     """
 
     name = "mpi"
@@ -227,7 +220,6 @@ class MpiTransport(Transport):
         """Wait for a work.
 
         Args:
-            work: The work.
             timeout: Seconds from now, or None for the transport's own.
         """
         total = self._timeout if timeout is None else timeout

@@ -65,7 +65,6 @@ def typed_buffer(
     """Describe parts of an array for Ialltoallw, each as one derived type.
 
     Args:
-        library: The MPI library.
         element: MPI's type of an element.
         array: The array; None if all parts are empty.
         parts: Each member's (first element, elements).

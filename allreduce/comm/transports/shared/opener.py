@@ -33,12 +33,6 @@ def open_shared(
 ) -> list[SharedTransport]:
     """Open this process's members of a transport over all processes of the world.
 
-    Args:
-        world: The world of the processes; with a single process its store is not used.
-        local_members: The number of members of this process, each for its own thread.
-        name: The communicator's name: equal on all ranks, and unused in this world.
-        timeout: Seconds that meeting, and later any wait, may last.
-
     Raises:
         OutOfMemoryError: A process lacks the memory; raised on all of them.
         UnsupportedError: The system refuses to make shared memory; raised on all of them.

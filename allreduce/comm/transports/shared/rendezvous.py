@@ -46,11 +46,6 @@ _PAIR = struct.Struct("!I")
 def connect(world: World, name: str, local_members: int, timeout: float) -> Links:
     """Connect to the other processes of the world; a collective call.
 
-    Args:
-        name: The communicator's name; the same on all ranks, and new in this world.
-        local_members: The number of members of this process.
-        timeout: Limit for all ranks to arrive, in seconds.
-
     Raises:
         UnsupportedError: Ranks do not share a host.
         PeerLostError: A process died meanwhile.

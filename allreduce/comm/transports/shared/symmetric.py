@@ -39,10 +39,6 @@ class Symmetric:
     def allocate(self, nbytes: int, run_call: RunCall) -> NDArray[np.uint8]:
         """Return this member's part; a collective call of the members.
 
-        Args:
-            nbytes: The size of a part.
-            run_call: Starts a call and completes it.
-
         Raises:
             OutOfMemoryError: A process lacks the memory; raised on all members.
         """

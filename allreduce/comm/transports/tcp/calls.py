@@ -79,8 +79,6 @@ def encode(call: Call, where: str, shape: tuple[int, ...] = ()) -> bytes:
     """Return a call's signature: an equal part, and counts that must match pairwise.
 
     Args:
-        call: The call.
-        where: "[tcp] rank 2", for messages.
         shape: The part of the array's shape that must be equal.
 
     Raises:

@@ -42,12 +42,7 @@ class Hello(NamedTuple):
 
 
 class Dialer:
-    """Connects to one member after the other in a background thread.
-
-    Args:
-        mesh: Takes the connections.
-        deadline: `time.monotonic()` seconds.
-    """
+    """Connects to one member after the other in a background thread."""
 
     def __init__(self, mesh: Mesh, deadline: float) -> None:
         self._mesh, self._deadline = mesh, deadline
@@ -153,8 +148,6 @@ class Acceptor:
     """Accepts and authenticates connections concurrently, until all members have connected.
 
     Args:
-        mesh: Receives the connections.
-        listener: The listening socket.
         dialer: This process's own connections, made at the same time.
     """
 

@@ -30,10 +30,6 @@ def open_tcp(
     Members of one process are connected over loopback, like any others.
 
     Args:
-        world: The processes.
-        local_members: The number of members of this process, each for one thread.
-        name: The communicator's name; the same on all ranks, and new in this world.
-        timeout: Limit for connecting and for any wait, in seconds.
         kind: The class of the transports.
 
     Raises:

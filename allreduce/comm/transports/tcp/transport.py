@@ -52,12 +52,8 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
     """One member of a communicator with a connection between each pair of members.
 
     Args:
-        index: This member.
         sockets: Descriptors for each member, which the transport owns: one for control frames, one
             for probes, the others for data.
-        members: All members.
-        name: The communicator's name.
-        timeout: Limit for any wait, in seconds.
         choices: The algorithm of each call.
     """
 
@@ -112,11 +108,9 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         """Start a call natively.
 
         Args:
-            call: The call.
             words: The native call to run, which may be a part of it.
             post: The call's post to the other members.
             arrays: The input and the output.
-            result: Makes the result.
         """
         late = call.collective not in MESSAGES and self._reporter.heard
         try:
