@@ -30,10 +30,6 @@ class Choice:
         """Return the choice of a row."""
         return cls(row.algorithm, row.chunk or 0, row.stores or "ordinary", row.past)
 
-    def streams(self, nbytes: int) -> bool:
-        """Say whether so much from one member is copied to the output past the caches."""
-        return self.past is not None and nbytes >= self.past
-
 
 class Choices:
     """The rows that hold for one communicator."""
