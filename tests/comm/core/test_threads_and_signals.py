@@ -11,7 +11,7 @@ import pytest
 
 from allreduce.comm import Communicator
 from allreduce.comm.transports.native import NativeTransport, NativeWork
-from allreduce.comm.transports.shared.failures import MessageFailureReporter
+from allreduce.comm.transports.shared.failures import SharedFailureReporter
 from allreduce.errors import AllreduceError, ClosedError, PeerLostError
 from tests.comm.ranks.hosts import lay_out
 from tests.harness import run_ranks, run_threads
@@ -67,7 +67,7 @@ def test_a_handler_may_abort_whatever_it_interrupts(
             with pytest.raises(AllreduceError):
                 comm.all_reduce(np.ones(COUNT))
             return "told"
-        owner: Any = NativeTransport if at == "_keep" else MessageFailureReporter
+        owner: Any = NativeTransport if at == "_keep" else SharedFailureReporter
         do = getattr(owner, at)
 
         def interrupted(self: Any, *given: Any) -> Any:

@@ -23,7 +23,7 @@ def message_word(collective: str, peer: int) -> int:
 
 
 class SharedFailureReporter(FailureReporter[_native.Group]):
-    """Reads the failure from shared memory."""
+    """Reads the failure from shared memory; also one in a message, which only two members know."""
 
     transport: ClassVar[str] = "shared"
 
@@ -87,10 +87,6 @@ class SharedFailureReporter(FailureReporter[_native.Group]):
     def _path(self, member: int, seq: int) -> str:
         words = self.group.posted_call(member, seq)
         return PATHS[words[3]] if words is not None else "unknown"
-
-
-class MessageFailureReporter(SharedFailureReporter):
-    """Also reports failures in messages, which only two members know of."""
 
     def waiting(self, work: _native.Work) -> str:
         """Describe the call of a work and the members that it waits for."""

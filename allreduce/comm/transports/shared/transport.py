@@ -18,7 +18,7 @@ from allreduce.comm.calls.plan import Placed, Plan, Topology
 from allreduce.comm.failures.reporter import wait_text
 from allreduce.comm.transports.native import NativeTransport, NativeWork
 from allreduce.comm.transports.shared import memory
-from allreduce.comm.transports.shared.failures import MessageFailureReporter, message_word
+from allreduce.comm.transports.shared.failures import SharedFailureReporter, message_word
 from allreduce.comm.transports.shared.links import LocalGroup
 from allreduce.comm.transports.shared.plan import plan_shared
 from allreduce.comm.transports.shared.symmetric import Symmetric
@@ -38,11 +38,11 @@ class SharedTransport(NativeTransport[_native.Work]):
 
     name = "shared"
     drives_shared = True
-    _reporter: MessageFailureReporter
+    _reporter: SharedFailureReporter
     _still_shared = ""  # a warning about arrays that others may change after the end
 
     def __init__(self, local: LocalGroup, index: int, name: str, timeout: float) -> None:
-        self._reporter = MessageFailureReporter(local.group, name, index, local.members)
+        self._reporter = SharedFailureReporter(local.group, name, index, local.members)
         self._local = local
         self._member = _native.Member(local.group, index)
         self._symmetric = Symmetric(local, self._member, index, self._reporter.where, timeout)
