@@ -48,37 +48,10 @@ class Work(ABC):
             AllreduceError: The communicator has failed.
         """
 
-    def look(self) -> bool:
-        """As `done`, but do not raise failures; only transports' own works implement it."""
-        raise AssertionError(f"{self!r} is not a transport's own work")
-
-    @property
-    def awaited(self) -> bool:
-        """Whether a thread, possibly this one, is waiting for it."""
-        lock = self.__dict__.get(_waiting)
-        return lock is not None and taken(lock)
-
     @property
     @abstractmethod
     def settled(self) -> bool:
         """Whether it is complete or has failed."""
-
-    @property
-    def unmet(self) -> bool:
-        """Whether it is a recv without a message yet."""
-        return False
-
-    def awaited_elsewhere(self) -> bool:
-        """Return whether another thread waits for an unmet recv, or is about to.
-
-        That thread will raise the error. A signal handler counts the call that it interrupted.
-        """
-        until = time.monotonic() + _ABOUT_SECONDS
-        while self.unmet and not self.awaited:
-            if self.look() or time.monotonic() >= until:
-                return False
-            time.sleep(_LOOK_SECONDS)
-        return self.unmet
 
     @abstractmethod
     def finish(self, timeout: float | None) -> Any:
@@ -148,6 +121,37 @@ class Work(ABC):
     _finished = False
     _broken: BaseException | None = None  # interrupted a wait that may have begun the result
     _value: Any = None
+
+
+class TransportWork(Work):
+    """A started call as its transport keeps it, to complete it when the communicator closes."""
+
+    @abstractmethod
+    def look(self) -> bool:
+        """As `done`, but do not raise failures."""
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a thread, possibly this one, is waiting for it."""
+        lock = self.__dict__.get(_waiting)
+        return lock is not None and taken(lock)
+
+    @property
+    def unmet(self) -> bool:
+        """Whether it is a recv without a message yet."""
+        return False
+
+    def awaited_elsewhere(self) -> bool:
+        """Return whether another thread waits for an unmet recv, or is about to.
+
+        That thread will raise the error. A signal handler counts the call that it interrupted.
+        """
+        until = time.monotonic() + _ABOUT_SECONDS
+        while self.unmet and not self.awaited:
+            if self.look() or time.monotonic() >= until:
+                return False
+            time.sleep(_LOOK_SECONDS)
+        return self.unmet
 
 
 def _seconds(where: str, timeout: Any) -> float:

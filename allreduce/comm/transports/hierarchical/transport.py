@@ -339,11 +339,6 @@ class HierarchicalWork(Work):
             self._transport.poll(self)
         return self.complete
 
-    def look(self) -> bool:
-        if not self.complete:
-            progress.make_progress()
-        return self.complete
-
     def finish(self, timeout: float | None) -> Any:
         if not self.complete:
             self._transport.complete(self, timeout)
