@@ -75,13 +75,13 @@ def _planned(transport: HierarchicalTransport, call: Call) -> int:
                 total += transport._plan_part("across", step.call).sent or 0
             elif isinstance(step, Step) and step.level == "every":
                 counts = step.call.counts or (step.call.count,) * transport.layout.size
-                abroad = [i for i in range(transport.layout.size) if i not in mates]
+                others = [i for i in range(transport.layout.size) if i not in mates]
                 if call.collective == "gather":  # the own share, to the root
                     counts = (counts[transport.index],) * transport.layout.size
-                    abroad = [i for i in abroad if i == call.root]
+                    others = [i for i in others if i == call.root]
                 elif call.collective == "scatter" and call.root != transport.index:
-                    abroad = []
-                total += sum(counts[i] for i in abroad) * item_bytes(step.call.dtype)
+                    others = []
+                total += sum(counts[i] for i in others) * item_bytes(step.call.dtype)
     return total
 
 
