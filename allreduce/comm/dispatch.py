@@ -224,7 +224,7 @@ def fast_path(
 
     def decorate(method: F) -> F:
         kinds = {op: kind(method.__name__, op) for op in operators}
-        native: Any = _native.QuickMethod(method, kinds, default)
+        native: Any = _native.FastMethod(method, kinds, default)
         return cast(F, functools.update_wrapper(native, method))
 
     return decorate

@@ -23,7 +23,7 @@ from allreduce.errors import AllreduceError, ClosedError, MismatchError, PeerLos
 
 _LOOK_SECONDS = 0.5  # between two looks at the arrivals; and for the store to answer
 _CAUSE_SECONDS = 0.2  # for which it is looked for why a process is gone
-_PREFIX = "gathering/"  # of all keys
+_PREFIX = "rendezvous/"  # of all keys
 _ALL = "all"  # the key that says that all have come, or why they cannot
 _REMEDY = "all of these ranks have to make it, in this order, after the same groups before it"
 _ERRORS: dict[str, type[AllreduceError]] = {

@@ -41,7 +41,7 @@ class Request:
         bundles: The items of each call. One item goes as it lies, several are packed.
     """
 
-    lent: list[BorrowedArray]
+    borrowed: list[BorrowedArray]
     out: Any
     targets: list[Array] | None
     gets: bool
@@ -51,7 +51,7 @@ class Request:
     @property
     def arrays(self) -> list[Array]:
         """The items as NumPy arrays."""
-        return [one.array for one in self.lent]
+        return [one.array for one in self.borrowed]
 
 
 class ListWork(Work):
@@ -135,14 +135,14 @@ def read(context: Context, x: Sequence[Any], options: Options, out: Any) -> Requ
         raise UsageError(
             f"{context.where} takes one array, not a list; lists go to {', '.join(checks.WHOLE)}"
         )
-    lent = [_borrow(context, i, one, options) for i, one in enumerate(x)]
-    arrays = [one.array for one in lent]
-    targets = None if out is None else _targets(context, lent, out)
+    borrowed = [_borrow(context, i, one, options) for i, one in enumerate(x)]
+    arrays = [one.array for one in borrowed]
+    targets = None if out is None else _targets(context, borrowed, out)
     if targets is not None:
         check_apart(context.where, arrays, targets)
     options = _checked(context, arrays, options)
     gets = context.collective != "reduce" or context.rank == options.root
-    return Request(lent, out, targets, gets, options, _bundles(arrays))
+    return Request(borrowed, out, targets, gets, options, _bundles(arrays))
 
 
 def _bundles(arrays: Sequence[Array]) -> list[list[int]]:
@@ -191,11 +191,11 @@ def _answer(request: Request, results: Sequence[Any]) -> Any:
     """Return the caller's results; copy packed ones to their outputs."""
     if not request.gets:
         return None
-    found: list[Any] = [None] * len(request.lent)
-    for items, result in zip(request.bundles, results, strict=bool(request.lent)):
+    found: list[Any] = [None] * len(request.borrowed)
+    for items, result in zip(request.bundles, results, strict=bool(request.borrowed)):
         low = 0
         for i in items:
-            array, found[i] = request.lent[i].array, result
+            array, found[i] = request.borrowed[i].array, result
             if len(items) > 1:
                 found[i] = result[low : low + array.size].reshape(array.shape)
                 low += array.size
@@ -203,7 +203,7 @@ def _answer(request: Request, results: Sequence[Any]) -> Any:
                     request.targets[i][...] = found[i]
     if request.out is not None:
         return request.out
-    return [one.answer(result) for one, result in zip(request.lent, found, strict=True)]
+    return [one.answer(result) for one, result in zip(request.borrowed, found, strict=True)]
 
 
 def _checked(context: Context, arrays: Sequence[Array], options: Options) -> Options:
@@ -220,20 +220,20 @@ def _checked(context: Context, arrays: Sequence[Array], options: Options) -> Opt
 def _borrow(context: Context, i: int, x: Any, options: Options) -> BorrowedArray:
     """View an item of the list, with the checks that it would get alone."""
     item = context._replace(item=f"item {i} of the list")
-    lent = borrow(item.where, x)
-    checks.check_op(item, options.op, lent.array.dtype)
+    borrowed = borrow(item.where, x)
+    checks.check_op(item, options.op, borrowed.array.dtype)
     checks.check_number(item, x, options.op)
-    return lent
+    return borrowed
 
 
-def _targets(context: Context, lent: Sequence[BorrowedArray], out: Any) -> list[Array]:
+def _targets(context: Context, borrowed: Sequence[BorrowedArray], out: Any) -> list[Array]:
     where = context.where
-    if not isinstance(out, list | tuple) or len(out) != len(lent):
+    if not isinstance(out, list | tuple) or len(out) != len(borrowed):
         listed = isinstance(out, list | tuple)
         got = f"has {len(out)}" if listed else f"is {type(out).__name__}"
-        raise UsageError(f"{where}: out must be a list of {len(lent)} arrays, but {got}")
+        raise UsageError(f"{where}: out must be a list of {len(borrowed)} arrays, but {got}")
     targets = [borrow_out(f"{where}: item {i} of out", one) for i, one in enumerate(out)]
-    for i, (one, target) in enumerate(zip(lent, targets, strict=True)):
+    for i, (one, target) in enumerate(zip(borrowed, targets, strict=True)):
         if (target.shape, target.dtype) != (one.array.shape, one.array.dtype):
             raise ShapeError(
                 f"{where}: item {i} of out must have shape {one.array.shape} and dtype "

@@ -214,7 +214,7 @@ void bind_comm(nb::module_& m) {
   bind_updates(m);
   bind_member(m);
   bind_plan(m);
-  bind_quick_method(m);
+  bind_fast_method(m);
   m.attr("MESSAGE") = kMessage;
   m.attr("MAX_MEMBERS") = kMaxMembers;
   m.def(

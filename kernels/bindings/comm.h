@@ -14,7 +14,7 @@ void bind_plan(nanobind::module_& m);
 // The updates that optimizers pass to calls.
 void bind_updates(nanobind::module_& m);
 // Methods of communicators that are native for plain arrays.
-void bind_quick_method(nanobind::module_& m);
+void bind_fast_method(nanobind::module_& m);
 
 // A call as native_words() in comm/calls/call.py has it.
 CallSpec spec_of(const nanobind::tuple& words);

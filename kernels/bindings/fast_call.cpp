@@ -14,7 +14,7 @@ namespace {
 constexpr int kHeldLooks = 16;
 
 // Finds the call's kind by its operator, and its root; false if one of them is something else.
-bool look_up(const QuickKinds& kinds, const QuickArguments& given, int members, Call& call) {
+bool look_up(const FastKinds& kinds, const FastArguments& given, int members, Call& call) {
   PyObject* op = given.op == nullptr ? kinds.usual : given.op;
   if (given.op != nullptr && (kinds.usual == Py_None || !PyUnicode_CheckExact(op))) return false;
   PyObject* kind = PyDict_GetItemWithError(kinds.by_operator, op);
@@ -76,7 +76,7 @@ bool plain(const Call& call, const View& in, const View& out, std::uint64_t memb
 }
 
 // Starts a call whose arrays are plain, and says where its result will be; null if they are not.
-std::shared_ptr<Work> start(Member& member, Call call, const QuickArguments& given,
+std::shared_ptr<Work> start(Member& member, Call call, const FastArguments& given,
                             nb::object& out) {
   const int members = member.group().members();
   if (call.collective == Collective::barrier)
@@ -134,8 +134,8 @@ class Guard {
 
 }  // namespace
 
-bool QuickArguments::read(const QuickNames& names, PyObject* const* values, Py_ssize_t count,
-                          PyObject* keywords) {
+bool FastArguments::read(const FastNames& names, PyObject* const* values, Py_ssize_t count,
+                         PyObject* keywords) {
   if (count > 1) return false;
   if (count == 1) x = values[0];
   const Py_ssize_t given = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
@@ -155,8 +155,8 @@ bool QuickArguments::read(const QuickNames& names, PyObject* const* values, Py_s
   return x == nullptr || PyArray_CheckExact(x);
 }
 
-nb::object quick_call(const QuickKinds& kinds, const QuickNames& names, Member& member,
-                      nb::handle dispatch, const QuickArguments& given) {
+nb::object fast_call(const FastKinds& kinds, const FastNames& names, Member& member,
+                     nb::handle dispatch, const FastArguments& given) {
   Call call;
   if (!look_up(kinds, given, member.group().members(), call)) return {};
   nb::object out = nb::none();
@@ -166,7 +166,7 @@ nb::object quick_call(const QuickKinds& kinds, const QuickNames& names, Member& 
     work = start(member, call, given, out);
     if (!work) return {};
     look(member, *work);
-    if (!settled(*work)) wait(member, *work, member.quick_seconds);
+    if (!settled(*work)) wait(member, *work, member.fast_seconds);
   } catch (nb::python_error& error) {  // a signal's handler raised in the middle
     dispatch.attr(names.interrupt)(error.type());
     throw;

@@ -8,14 +8,14 @@
 namespace allreduce {
 
 // The fixed properties of a method.
-struct QuickKinds {
+struct FastKinds {
   PyObject* by_operator;  // a dict (None where there is no operator): what `decode` takes
   PyObject* usual;        // the operator without one
 };
 
 // A communicator's attributes and a call's keywords: interned, so that they are compared by
 // address; a name that is not goes the careful way.
-struct QuickNames {
+struct FastNames {
   PyObject* dispatch = PyUnicode_InternFromString("_dispatch");
   PyObject* fast_path = PyUnicode_InternFromString("fast_path");  // of the dispatcher, as all below
   PyObject* finish = PyUnicode_InternFromString("finish_fast");
@@ -25,9 +25,9 @@ struct QuickNames {
   PyObject* root = PyUnicode_InternFromString("root");
 };
 
-struct QuickArguments {
+struct FastArguments {
   // Reads the arguments after the communicator; false if the fast path does not support them.
-  bool read(const QuickNames& names, PyObject* const* values, Py_ssize_t count, PyObject* keywords);
+  bool read(const FastNames& names, PyObject* const* values, Py_ssize_t count, PyObject* keywords);
 
   PyObject *x = nullptr, *op = nullptr, *out = nullptr, *root = nullptr;
   bool named = false;  // whether there are keywords
@@ -35,7 +35,7 @@ struct QuickArguments {
 
 // Carries a call out, and returns its result; null, without an exception, if it needs the careful
 // way.
-nanobind::object quick_call(const QuickKinds& kinds, const QuickNames& names, Member& member,
-                            nanobind::handle dispatch, const QuickArguments& given);
+nanobind::object fast_call(const FastKinds& kinds, const FastNames& names, Member& member,
+                           nanobind::handle dispatch, const FastArguments& given);
 
 }  // namespace allreduce

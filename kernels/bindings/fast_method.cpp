@@ -14,20 +14,20 @@ namespace nb = nanobind;
 namespace allreduce {
 namespace {
 
-struct QuickMethod {
+struct FastMethod {
   PyObject_HEAD vectorcallfunc vectorcall;
   PyObject* careful;  // the Python function
-  QuickKinds kinds;
+  FastKinds kinds;
   PyObject* dict;  // its name, its text, ...
   PyObject* weak;  // references to it
 };
 
-const QuickNames* names = nullptr;
+const FastNames* names = nullptr;
 
 PyObject* call(PyObject* self, PyObject* const* values, std::size_t flags, PyObject* named) {
-  const auto& method = *reinterpret_cast<QuickMethod*>(self);
+  const auto& method = *reinterpret_cast<FastMethod*>(self);
   const Py_ssize_t count = PyVectorcall_NARGS(flags);
-  QuickArguments given;
+  FastArguments given;
   if (count > 0 && given.read(*names, values + 1, count - 1, named)) {
     const nb::object dispatch = nb::steal(PyObject_GetAttr(values[0], names->dispatch));
     nb::object found;
@@ -36,7 +36,7 @@ PyObject* call(PyObject* self, PyObject* const* values, std::size_t flags, PyObj
     if (found.is_valid() && nb::isinstance<Member>(found)) {
       try {
         Member& member = *nb::inst_ptr<Member>(found);
-        nb::object out = quick_call(method.kinds, *names, member, dispatch, given);
+        nb::object out = fast_call(method.kinds, *names, member, dispatch, given);
         if (out.is_valid()) return out.release().ptr();
       } catch (nb::python_error& error) {
         error.restore();
@@ -61,7 +61,7 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject*) {
   if (!PyArg_ParseTuple(args, "OO!O", &careful, &PyDict_Type, &kinds, &usual)) return nullptr;
   PyObject* self = type->tp_alloc(type, 0);
   if (self == nullptr) return nullptr;
-  auto& method = *reinterpret_cast<QuickMethod*>(self);
+  auto& method = *reinterpret_cast<FastMethod*>(self);
   method.vectorcall = call;
   method.careful = Py_NewRef(careful);
   method.kinds = {Py_NewRef(kinds), Py_NewRef(usual)};
@@ -69,7 +69,7 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject*) {
 }
 
 int visit_all(PyObject* self, visitproc visit, void* arg) {
-  auto& method = *reinterpret_cast<QuickMethod*>(self);
+  auto& method = *reinterpret_cast<FastMethod*>(self);
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(method.careful);
   Py_VISIT(method.kinds.by_operator);
@@ -79,7 +79,7 @@ int visit_all(PyObject* self, visitproc visit, void* arg) {
 }
 
 int clear(PyObject* self) {
-  auto& method = *reinterpret_cast<QuickMethod*>(self);
+  auto& method = *reinterpret_cast<FastMethod*>(self);
   Py_CLEAR(method.careful);
   Py_CLEAR(method.kinds.by_operator);
   Py_CLEAR(method.kinds.usual);
@@ -106,9 +106,9 @@ PyObject* reduce(PyObject* self, PyObject*) { return PyObject_GetAttrString(self
 PyMethodDef methods[] = {{"__reduce__", reduce, METH_NOARGS, nullptr},
                          {nullptr, nullptr, 0, nullptr}};
 PyMemberDef members[] = {
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(QuickMethod, vectorcall), READONLY, nullptr},
-    {"__dictoffset__", T_PYSSIZET, offsetof(QuickMethod, dict), READONLY, nullptr},
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(QuickMethod, weak), READONLY, nullptr},
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(FastMethod, vectorcall), READONLY, nullptr},
+    {"__dictoffset__", T_PYSSIZET, offsetof(FastMethod, dict), READONLY, nullptr},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(FastMethod, weak), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr}};
 PyGetSetDef properties[] = {
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
@@ -123,16 +123,16 @@ PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
                        {Py_tp_members, members},
                        {Py_tp_getset, properties},
                        {0, nullptr}};
-PyType_Spec spec = {"allreduce._native.QuickMethod", sizeof(QuickMethod), 0,
+PyType_Spec spec = {"allreduce._native.FastMethod", sizeof(FastMethod), 0,
                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
                         Py_TPFLAGS_METHOD_DESCRIPTOR,
                     slots};
 
 }  // namespace
 
-void bind_quick_method(nb::module_& m) {
-  names = new QuickNames;  // for as long as the process lives
-  m.attr("QuickMethod") = nb::steal(PyType_FromSpec(&spec));
+void bind_fast_method(nb::module_& m) {
+  names = new FastNames;  // for as long as the process lives
+  m.attr("FastMethod") = nb::steal(PyType_FromSpec(&spec));
 }
 
 }  // namespace allreduce

@@ -138,7 +138,7 @@ void bind_member(nb::module_& m) {
             member.give_up_message(work, reason);
           },
           nb::arg("work"), nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>())
-      .def_rw("quick_seconds", &Member::quick_seconds)
+      .def_rw("fast_seconds", &Member::fast_seconds)
       .def(
           "wait",
           [](Member& member, Work& work, double seconds) {

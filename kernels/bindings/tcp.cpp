@@ -201,13 +201,13 @@ std::shared_ptr<Work> leave(const Handle& handle, double seconds) {
   return farewell;
 }
 
-nb::bytes last_words(int member, const std::string& reason) {
-  const std::string words = tcp::last_words(member, reason);
+nb::bytes abort_frame(int member, const std::string& reason) {
+  const std::string words = tcp::abort_frame(member, reason);
   return nb::bytes(words.data(), words.size());
 }
 
 void bind_member(nb::module_& m) {
-  m.def("tcp_last_words", &last_words, nb::arg("member"), nb::arg("reason"));
+  m.def("tcp_abort_frame", &abort_frame, nb::arg("member"), nb::arg("reason"));
   nb::class_<Handle>(m, "TcpMember")
       .def(nb::new_(&make_member), nb::arg("index"), nb::arg("sockets"))
       .def_prop_ro("inherited", [](const Handle& handle) { return handle.member->inherited(); })

@@ -70,7 +70,7 @@ class Member {
 
   bool busy() const { return pending_.load(std::memory_order_acquire) != 0 || messages_.busy(); }
   // How long a quick call waits before Python takes over: bindings/fast_method.cpp.
-  double quick_seconds = 0;
+  double fast_seconds = 0;
   // Threads that wait for this member's works, and so drive it.
   std::atomic<int> waiters{0};
 

@@ -108,15 +108,16 @@ Flow Connection::send(Owner& owner) {
 // Looks a complete header over; finds the place of its payload.
 bool Connection::accept_header(Owner& owner) {
   const bool data = header_.kind == Kind::data;
-  if (header_.magic != kMagic || channel_ == kProbes || data != (channel_ != kWords)) return false;
+  if (header_.magic != kMagic || channel_ == kProbes || data != (channel_ != kControl))
+    return false;
   if (data) {
     landing_ = owner.land(*this, header_);
     return landing_.at != nullptr;
   }
   // Room for a post's or a fault's signatures, and a small contribution.
   if (header_.length > kEager + 2 * kMaxSignature + 1024) return false;
-  words.resize(header_.length);
-  landing_ = {words.data(), nullptr, nullptr};
+  control.resize(header_.length);
+  landing_ = {control.data(), nullptr, nullptr};
   return true;
 }
 

@@ -52,7 +52,7 @@ enum class Flow : std::uint8_t { open, ended, broken };
 
 class Connection {
  public:
-  // Takes the socket over. `channel`: kWords, kProbes, or kData and above.
+  // Takes the socket over. `channel`: kControl, kProbes, or kData and above.
   Connection(int fd, int peer, int channel);
   ~Connection();
   Connection(const Connection&) = delete;
@@ -76,7 +76,7 @@ class Connection {
   std::uint64_t registration = 0;  // the engine's
   bool wants_send = false;         // whether the engine waits for room
 
-  std::vector<std::byte> words;  // payload of an incoming frame of words
+  std::vector<std::byte> control;  // payload of an incoming control frame
 
  private:
   struct Later {

@@ -1,4 +1,4 @@
-// A member's control plane: frames of words, as they go and come.
+// A member's control plane: control frames, as they go and come.
 #include <algorithm>
 
 #include "tcp/engine.h"
@@ -17,9 +17,9 @@ void Member::touch(Connection& connection) {
     dirty_.push_back(&connection);
 }
 
-void Member::send_words(int to, Header header, std::vector<std::byte> payload) {
+void Member::send_control(int to, Header header, std::vector<std::byte> payload) {
   auto& connections = peer(to).connections;
-  if (connections.empty() || !connections[kWords]) return;
+  if (connections.empty() || !connections[kControl]) return;
   Outgoing frame;
   if (header.kind == Kind::post) peer(to).payload += payload.size() - header.signature;
   if (header.kind == Kind::message)  // with its number of elements before the data
@@ -27,8 +27,8 @@ void Member::send_words(int to, Header header, std::vector<std::byte> payload) {
   header.length = static_cast<std::uint32_t>(payload.size());
   frame.header = header;
   frame.own = std::move(payload);
-  connections[kWords]->queue(std::move(frame));
-  touch(*connections[kWords]);
+  connections[kControl]->queue(std::move(frame));
+  touch(*connections[kControl]);
 }
 
 void Member::flush() {
@@ -63,8 +63,8 @@ void Member::on_ready(Connection& connection, Ready ready) {
   if (!connection.idle()) touch(connection);
 }
 
-bool Member::take_words(Connection& from, const Header& header) {
-  const std::vector<std::byte>& payload = from.words;
+bool Member::take_control(Connection& from, const Header& header) {
+  const std::vector<std::byte>& payload = from.control;
   if (header.signature > payload.size() || header.signature > kMaxSignature) return false;
   const int who = from.peer();
   if (peer(who).left) return false;  // it has sent its last frame

@@ -59,7 +59,7 @@ void Member::tell_waits(std::uint64_t in, int member) {
     header.kind = Kind::waits;
     header.key = in;
     header.stage = static_cast<std::uint32_t>(member);
-    send_words(to, header, {});
+    send_control(to, header, {});
   }
 }
 

@@ -124,7 +124,7 @@ void Member::post(Pending& pending) {
       const auto [from, bytes] = contribution(request, me_, member);
       payload.insert(payload.end(), from, from + bytes);
     }
-    send_words(member, header, std::move(payload));
+    send_control(member, header, std::move(payload));
   }
   pending.posted = true;
   agree(key);
@@ -186,7 +186,7 @@ Landing Member::land(Connection& from, const Header& header) {
 
 bool Member::arrived(Connection& from, const Header& header, Landing landing) {
   if (dead() || leaving_) return false;
-  if (from.channel() == kWords) return take_words(from, header) && !dead();
+  if (from.channel() == kControl) return take_control(from, header) && !dead();
   const std::shared_ptr<Execution> execution = landing.execution;
   execution->arrived(from.peer(), header, std::move(landing));
   if (execution->finished()) finish(execution->work()->key);
@@ -222,7 +222,7 @@ void Member::send_credit(int to, std::uint64_t key, std::uint32_t stage, std::ui
   header.key = key;
   header.offset = allowed;
   header.stage = stage;
-  send_words(to, header, {});
+  send_control(to, header, {});
 }
 
 }  // namespace allreduce::tcp

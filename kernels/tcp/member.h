@@ -28,7 +28,8 @@ using Clock = std::chrono::steady_clock;
 
 class Member final : public Owner, public Wires, public std::enable_shared_from_this<Member> {
  public:
-  // `fds`: for each member, its sockets: for words, for probes, then those for data. Taken over.
+  // `fds`: for each member, its sockets: for control frames, for probes, then those for data. Taken
+  // over.
   Member(int index, const std::vector<std::vector<int>>& fds);
   ~Member() override;
 
@@ -167,8 +168,8 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
 
   // control_frames.cpp
   void touch(Connection& connection);
-  void send_words(int peer, Header header, std::vector<std::byte> payload);
-  bool take_words(Connection& from, const Header& header);
+  void send_control(int peer, Header header, std::vector<std::byte> payload);
+  bool take_control(Connection& from, const Header& header);
 
   // shutdown.cpp: faults, ends of connections, leaving
   void send_fault(int to);

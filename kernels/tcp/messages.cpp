@@ -54,7 +54,7 @@ void Member::start_send(const std::shared_ptr<Work>& work) {
   append(payload, request.signature.data(), request.signature.size());
   append(payload, &request.call.count, sizeof(request.call.count));
   if (small) append(payload, request.in, bytes_of(request));
-  send_words(to, header, std::move(payload));
+  send_control(to, header, std::move(payload));
   if (!small) {
     offers_[work->key] = work;
     return;
@@ -169,14 +169,14 @@ void Member::match(const std::shared_ptr<Work>& work, Arrival arrival) {
   if (!arrival.offered) {
     if (!arrival.payload.empty())
       std::memcpy(request.out, arrival.payload.data(), arrival.payload.size());
-    send_words(arrival.source, header, {});
+    send_control(arrival.source, header, {});
     return work->settle(State::done);
   }
   const auto execution =
       std::make_shared<Execution>(work, make_plan(request, me_, n_), *this, me_, n_, started_);
   exchanges_[work->key] = execution;
   header.offset = work->key;
-  send_words(arrival.source, header, {});
+  send_control(arrival.source, header, {});
   if (execution->finished()) finish_message(work->key);
 }
 

@@ -1,9 +1,10 @@
 // The protocol between members of a tcp communicator: frames of a fixed header and a payload.
 //
-// Each pair of members has one connection for words (posts, messages, credits, faults), which are
-// small and copied, and one or more for data, which goes from and to the callers' arrays. A fault
-// is therefore never stuck behind half a chunk of an array that must not be read any more. One more
-// connection carries nothing: on it the kernels probe whether the peer's host can be reached.
+// Each pair of members has one connection for control frames (posts, messages, credits, faults),
+// which are small and copied, and one or more for data, which goes from and to the callers' arrays.
+// A fault is therefore never stuck behind half a chunk of an array that must not be read any more.
+// One more connection carries nothing: on it the kernels probe whether the peer's host can be
+// reached.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +16,7 @@
 namespace allreduce::tcp {
 
 // The connections of a pair, by number; those for data follow the first of them.
-inline constexpr int kWords = 0;
+inline constexpr int kControl = 0;
 inline constexpr int kProbes = 1;
 inline constexpr int kData = 2;
 
@@ -84,9 +85,9 @@ struct Culprit {
   std::string reason;
 };
 
-// What a member that gives up before it has begun sends on a connection for words: a header, and
-// why nobody is to wait for it.
-std::string last_words(int member, const std::string& reason);
+// What a member that gives up before it has begun sends on a connection for control frames: a
+// header, and why nobody is to wait for it.
+std::string abort_frame(int member, const std::string& reason);
 
 // A signature's first two bytes say how many of its bytes must be equal, themselves included; after
 // them come, of all_to_all with counts, what the member sends to each and what it gets from each,

@@ -10,7 +10,7 @@
 namespace allreduce::tcp {
 namespace {
 
-// Another connection may end before the goodbye on the one for words is read.
+// Another connection may end before the goodbye on the one for control frames is read.
 constexpr auto kGoodbyePatience = std::chrono::milliseconds(200);
 // A death leaves calls alone that the dead had done its part of, for so long.
 constexpr auto kLastCalls = std::chrono::milliseconds(100);
@@ -19,11 +19,11 @@ constexpr auto kLastCalls = std::chrono::milliseconds(100);
 constexpr auto kLastDeaths = std::chrono::milliseconds(100);
 // What is kept of the reason that an abort gives, for the others' messages.
 constexpr std::size_t kReason = 250;
-// How often a member that leaves looks whether its last words have been delivered.
+// How often a member that leaves looks whether its last frames have been delivered.
 constexpr auto kLeaveInterval = std::chrono::milliseconds(2);
 
 // The fault and both members in one word; the lengths of two signatures and a reason before them.
-std::pair<Header, std::vector<std::byte>> fault_words(const Culprit& culprit) {
+std::pair<Header, std::vector<std::byte>> fault_frame(const Culprit& culprit) {
   Header header{};
   header.magic = kMagic;
   header.kind = Kind::fault;
@@ -46,17 +46,17 @@ std::pair<Header, std::vector<std::byte>> fault_words(const Culprit& culprit) {
 
 }  // namespace
 
-std::string last_words(int member, const std::string& reason) {
+std::string abort_frame(int member, const std::string& reason) {
   Culprit culprit{Fault::aborted, member, member, 0, "", "", reason};
   culprit.reason.resize(fitting(culprit.reason, kReason));
-  const auto [header, payload] = fault_words(culprit);
-  std::string words(reinterpret_cast<const char*>(&header), sizeof(header));
-  return words.append(reinterpret_cast<const char*>(payload.data()), payload.size());
+  const auto [header, payload] = fault_frame(culprit);
+  std::string frame(reinterpret_cast<const char*>(&header), sizeof(header));
+  return frame.append(reinterpret_cast<const char*>(payload.data()), payload.size());
 }
 
 void Member::send_fault(int to) {
-  auto [header, payload] = fault_words(culprit_);
-  send_words(to, header, std::move(payload));
+  auto [header, payload] = fault_frame(culprit_);
+  send_control(to, header, std::move(payload));
 }
 
 bool Member::take_fault(const Header& header, const std::vector<std::byte>& payload) {
@@ -166,8 +166,8 @@ void Member::die(Culprit culprit) {
   drop_data();
   fail_all();
   for (Peer& one : peers_)
-    if (!one.connections.empty() && one.connections[kWords])
-      Engine::instance().update(*one.connections[kWords], false);
+    if (!one.connections.empty() && one.connections[kControl])
+      Engine::instance().update(*one.connections[kControl], false);
 }
 
 void Member::collapse(const char* why) noexcept {
@@ -177,7 +177,7 @@ void Member::collapse(const char* why) noexcept {
       return die({Fault::aborted, me_, me_, first_pending(), "", "", reason});
     }
   } catch (const std::exception&) {
-    // Not even for the words that say so: the others see the connections end.
+    // Not even for the frames that say so: the others see the connections end.
     if (!dead()) culprit_.fault = Fault::aborted, culprit_.member = culprit_.witness = me_;
   }
   drop_all();
@@ -187,14 +187,14 @@ void Member::collapse(const char* why) noexcept {
 // No array is touched after this, and the settling of its works.
 void Member::drop_data() {
   for (Peer& one : peers_)
-    for (std::size_t channel = kWords + 1; channel < one.connections.size(); ++channel)
+    for (std::size_t channel = kControl + 1; channel < one.connections.size(); ++channel)
       if (one.connections[channel]) drop(*one.connections[channel]);
 }
 
 void Member::drop_all() {
   drop_data();
   for (Peer& one : peers_)
-    if (!one.connections.empty() && one.connections[kWords]) drop(*one.connections[kWords]);
+    if (!one.connections.empty() && one.connections[kControl]) drop(*one.connections[kControl]);
 }
 
 // Settles what is not complete, after the last access to its arrays.
@@ -229,11 +229,11 @@ void Member::drop(Connection& connection) {
 
 void Member::ended(Connection& connection) {
   const int who = connection.peer();
-  const bool words = connection.channel() == kWords;
+  const bool control = connection.channel() == kControl;
   drop(connection);
   if (dead() || leaving_ || peer(who).told_fault) return;
   if (peer(who).left) return check_left(who);
-  if (words) return blame(Fault::lost, who, first_pending());
+  if (control) return blame(Fault::lost, who, first_pending());
   if (!peer(who).suspect) peer(who).suspect = Clock::now() + kGoodbyePatience;
 }
 
@@ -290,13 +290,13 @@ void Member::leave(Clock::time_point deadline, std::shared_ptr<Work> farewell) {
     Header header{};
     header.kind = Kind::goodbye;
     header.key = completed;
-    send_words(member, header, {});
+    send_control(member, header, {});
   }
   // What the system has of complete calls may still be on its way: those connections stay open.
   for (Peer& one : peers_)
     for (auto& connection : one.connections) {
       if (!connection) continue;
-      if (connection->channel() != kWords) connection->forget();
+      if (connection->channel() != kControl) connection->forget();
       Engine::instance().update(*connection, false);
     }
   fail_all();

@@ -139,7 +139,7 @@ def test_whatever_raises_in_the_middle_leaves_no_array_to_a_step(
             with pytest.raises(PeerLostError, match="a collective was left in the middle"):
                 comm.all_reduce(x)
             return "told"
-        comm._dispatch.transport._member.quick_seconds = 0.01  # type: ignore[attr-defined]
+        comm._dispatch.transport._member.fast_seconds = 0.01  # type: ignore[attr-defined]
         with pytest.raises(_LateError):
             comm.all_reduce(x, out=x)
         dead.set()

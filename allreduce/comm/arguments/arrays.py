@@ -37,7 +37,7 @@ def borrow(where: str, x: Any, takes: str = "takes an array or a number") -> Bor
             simply its values.
     """
     try:
-        lent = _view(where, x)
+        borrowed = _view(where, x)
     except UsageError:
         raise
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
@@ -45,12 +45,12 @@ def borrow(where: str, x: Any, takes: str = "takes an array or a number") -> Bor
             f"{where} cannot read this {type(x).__name__}: {error}; pass a plain copy of it, "
             "of a type that NumPy has"
         ) from error
-    if lent is None:
+    if borrowed is None:
         hint = "" if x is None else "; convert it with numpy.asarray"
         if isinstance(x, str | bytes | dict):
             hint = "; broadcast_object and all_gather_object take plain data"
         raise UsageError(f"{where} {takes}, but got {_named(x)}{hint}")
-    return lent
+    return borrowed
 
 
 def borrow_out(where: str, out: Any) -> Array:

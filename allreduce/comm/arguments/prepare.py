@@ -41,19 +41,19 @@ def prepare(context: Context, x: Any, options: Options, out: Any, whole: Any = N
         UsageError: An argument is of the wrong kind; ShapeError if only its shape or dtype is.
         UnsupportedError: The transport does not carry this operator on this type.
     """
-    lent = borrow(context.where, x, _takes(context)) if whole is None or x is not None else None
-    dtype, shape = whole if lent is None else (lent.array.dtype, lent.array.shape)
+    borrowed = borrow(context.where, x, _takes(context)) if whole is None or x is not None else None
+    dtype, shape = whole if borrowed is None else (borrowed.array.dtype, borrowed.array.shape)
     options = _checked(context, x, options, dtype)
     wanted = result_shape(context, shape, options)
     call = _call(context, options, dtype, shape)  # before anything so large is allocated
-    target = _target(context, lent, options, out, wanted, dtype)
+    target = _target(context, borrowed, options, out, wanted, dtype)
     source = buffer = None
     if target is not None:
         plain = target.flags.c_contiguous
         buffer = target if plain else new_output(context, target.shape, target.dtype)
-    if lent is not None:
+    if borrowed is not None:
         own = buffer if out is None or buffer is not target else None  # no other array's memory
-        source = _source(context, lent.array, options, own)
+        source = _source(context, borrowed.array, options, own)
 
     def result() -> Any:
         if target is None or buffer is None:
@@ -64,14 +64,14 @@ def prepare(context: Context, x: Any, options: Options, out: Any, whole: Any = N
             target[...] = buffer
         if out is not None:
             return out
-        return target if lent is None else lent.answer(target)
+        return target if borrowed is None else borrowed.answer(target)
 
     return Prepared(call, source, buffer, result)
 
 
 def _target(
     context: Context,
-    lent: BorrowedArray | None,
+    borrowed: BorrowedArray | None,
     options: Options,
     out: Any,
     shape: tuple[int, ...],
@@ -84,8 +84,8 @@ def _target(
         return new_output(context, shape, dtype)
     target = borrow_out(f"{context.where}: out", out)
     checks.check_out(context, target, shape, dtype)
-    if lent is not None:
-        check_overlap(context, lent.array, target, options)
+    if borrowed is not None:
+        check_overlap(context, borrowed.array, target, options)
     return target
 
 

@@ -111,9 +111,9 @@ class NativeTransport(Transport, Generic[N]):
     drives_shared: ClassVar[bool] = False  # whether its waits drive all calls in shared memory
     _closing = True  # nothing to close before __init__ is done
 
-    def __init__(self, index: int, witness: FailureReporter[Any], timeout: float) -> None:
+    def __init__(self, index: int, reporter: FailureReporter[Any], timeout: float) -> None:
         self.index = index
-        self._reporter = witness
+        self._reporter = reporter
         self._timeout = timeout
         self._pending: set[NativeWork[N]] = set()
         self._prune_at = _PRUNE
@@ -121,7 +121,7 @@ class NativeTransport(Transport, Generic[N]):
         self._finding: Finding | None = None
         self._closed = False
         self._lock = threading.RLock()  # reentrant: a signal handler may call abort
-        self.quick_seconds = min(
+        self.fast_seconds = min(
             timeout, progress.IDLE_SECONDS
         )  # after it Python drives other calls, too
         self._closing = False

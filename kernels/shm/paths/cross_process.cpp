@@ -99,7 +99,7 @@ bool read_by_all(const Share& share, const Work& work) {
 // copies only because the store of `finished` in advance() is between them and all are sequentially
 // consistent: on arm64 an acquiring load may execute before an earlier store, and so before the
 // copies.
-bool were_lent(const Share& share, const Work& work) {
+bool inputs_still_valid(const Share& share, const Work& work) {
   bool looked = false;
   for (int member = 0; member < share.members; ++member) {
     if (member == share.me || taken(work, share.me, member).count == 0) continue;
@@ -132,8 +132,8 @@ Progress step_cross_process(Share& share, Work& work, std::uint64_t& position) {
   }
   const Progress progress = advance(share, work);
   if (progress != Progress::finished) return progress;
-  return read_by_all(share, work) && were_lent(share, work) ? Progress::finished
-                                                            : Progress::blocked;
+  return read_by_all(share, work) && inputs_still_valid(share, work) ? Progress::finished
+                                                                     : Progress::blocked;
 }
 
 }  // namespace allreduce

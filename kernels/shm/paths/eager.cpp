@@ -56,9 +56,9 @@ void explain(Share& share, std::string_view reason) {
 }
 
 InputLocation input_location(const Share& share, const Work& work, int member) {
-  InputLocation lent;
-  std::memcpy(&lent, share.control().slot(member, work.seq).payload, sizeof(lent));
-  return lent;
+  InputLocation location;
+  std::memcpy(&location, share.control().slot(member, work.seq).payload, sizeof(location));
+  return location;
 }
 
 void post(Share& share, Work& work) {
@@ -72,9 +72,9 @@ void post(Share& share, Work& work) {
   } else {
     work.longest = longest_segment(work, share.members, share.me);
     const bool withheld = work.call.path == Path::cross_process && !readable_by_all(share, work);
-    const InputLocation lent{reinterpret_cast<std::uint64_t>(work.in), work.longest,
-                             withheld ? 1u : 0u};
-    std::memcpy(slot.payload, &lent, sizeof(lent));
+    const InputLocation location{reinterpret_cast<std::uint64_t>(work.in), work.longest,
+                                 withheld ? 1u : 0u};
+    std::memcpy(slot.payload, &location, sizeof(location));
   }
   if (!work.details.note.empty())
     share.control().note(share.me, work.seq).write(work.seq, work.details.note);
@@ -120,9 +120,9 @@ bool agreed(Share& share, Work& work) {
       return false;
     }
     if (work.call.path != Path::eager && work.call.path != Path::direct) {
-      const InputLocation lent = input_location(share, work, work.agreed);
-      work.longest = std::max(work.longest, lent.longest);
-      work.withheld |= lent.withheld != 0;
+      const InputLocation location = input_location(share, work, work.agreed);
+      work.longest = std::max(work.longest, location.longest);
+      work.withheld |= location.withheld != 0;
     }
   }
   return true;

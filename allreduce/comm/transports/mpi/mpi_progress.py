@@ -29,7 +29,7 @@ class Driven(Protocol):
     def advance(self) -> None: ...
 
 
-_turns = 0  # how often somebody has been in MPI to drive calls
+_rounds = 0  # how often somebody has been in MPI to drive calls
 _open: list[Driven] = []
 
 
@@ -51,18 +51,18 @@ def remove(transport: Driven, unfinished: bool) -> None:
 
 def drive() -> None:
     """Perform this process's share of all started calls, over all communicators."""
-    global _turns
+    global _rounds
     with entered:
         for transport in tuple(_open):
             if transport.busy:
-                _turns += 1
+                _rounds += 1
                 transport.advance()
     _native.progress()
 
 
-def turns() -> int:
+def rounds() -> int:
     """Return how often somebody was in MPI for that: it tells whether somebody is now."""
-    return _turns
+    return _rounds
 
 
 def _make_progress() -> bool:
@@ -120,10 +120,10 @@ def start_poller(mpi: Any) -> None:
 
 def _poll(mpi: Any) -> None:
     world, tag = mpi.COMM_WORLD, mpi.COMM_WORLD.Get_attr(mpi.TAG_UB)
-    seen, nap, following = turns(), _BUSY_NAP_SECONDS, _NAP_SECONDS
+    seen, nap, following = rounds(), _BUSY_NAP_SECONDS, _NAP_SECONDS
     while not _over.wait(nap):
-        if turns() != seen:
-            seen, nap, following = turns(), _BUSY_NAP_SECONDS, _NAP_SECONDS
+        if rounds() != seen:
+            seen, nap, following = rounds(), _BUSY_NAP_SECONDS, _NAP_SECONDS
             continue
         with entered:
             # For no message there is, so that MPI goes on with all that it holds. On COMM_SELF

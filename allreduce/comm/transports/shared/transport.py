@@ -47,7 +47,7 @@ class SharedTransport(NativeTransport[_native.Work]):
         self._member = _native.Member(local.group, index)
         self._symmetric = Symmetric(local, self._member, index, self._reporter.where, timeout)
         super().__init__(index, self._reporter, timeout)
-        self._member.quick_seconds = self.quick_seconds
+        self._member.fast_seconds = self.fast_seconds
 
     @property
     def inherited(self) -> bool:
@@ -228,7 +228,7 @@ class SharedTransport(NativeTransport[_native.Work]):
         """Start a call and complete it; its caller keeps its arrays alive."""
         try:
             work = post()
-            if not self._wait(work, self.quick_seconds):
+            if not self._wait(work, self.fast_seconds):
                 self._finish(work, None)
         except BaseException as error:
             self._interrupted(error)
@@ -238,4 +238,4 @@ class SharedTransport(NativeTransport[_native.Work]):
         """Complete a call that failed or waits long; only now find its call site."""
         self.admit()
         self._member.note(native.seq, call_site.note(x, None))
-        self.complete(native, None, self.quick_seconds)
+        self.complete(native, None, self.fast_seconds)

@@ -66,7 +66,7 @@ class Mesh:
             if channel == 0:
                 with contextlib.suppress(OSError):  # the peer is gone
                     sock.setblocking(False)
-                    sock.send(_native.tcp_last_words(mine, reason))
+                    sock.send(_native.tcp_abort_frame(mine, reason))
         self.close()
 
     def close(self) -> None:
