@@ -16,6 +16,7 @@ from cuda.core import Device, LaunchConfig, Program, ProgramOptions
 from cuda.core import launch as launch_kernel
 
 from tests.gpu import launch
+from tests.gpu.kernels import call
 from tests.harness import script_of
 
 SIMULATED = pytest.mark.skipif(launch.has_driver(), reason="only a simulated GPU is this strict")
@@ -27,12 +28,6 @@ extern "C" __global__ void add_one(float* x, long long n) {
 }
 extern "C" __global__ void overrun(float* x, long long n) { x[n] = 1.0f; }
 """
-
-
-def call(result: tuple[Any, ...]) -> Any:
-    """Return the value of a call to the driver, which must succeed."""
-    assert result[0] == driver.CUresult.CUDA_SUCCESS, result[0]
-    return result[1] if len(result) > 1 else None
 
 
 def run(program: Callable[[], None], **environment: str) -> subprocess.CompletedProcess[str]:
@@ -125,6 +120,28 @@ def launch_late_error() -> driver.CUresult:
     values = ((at, 1), (ctypes.c_void_p, ctypes.c_longlong))
     function = driver.CUfunction(int(compiled("add_one").handle))
     return driver.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, 0, values, 0)[0]
+
+
+@SIMULATED
+def test_a_kernel_that_writes_beyond_its_memory_fails() -> None:
+    def program() -> None:
+        import ctypes
+
+        from cuda.bindings import driver
+        from cuda.core import Device
+
+        from tests.gpu.test_stand_in_driver import compiled
+
+        Device(0).set_current()
+        _, at = driver.cuMemAlloc(400)
+        values = ((int(at), 100), (ctypes.c_void_p, ctypes.c_longlong))
+        function = driver.CUfunction(int(compiled("overrun").handle))
+        driver.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, 0, values, 0)
+        assert driver.cuCtxSynchronize() == (driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,)
+
+    ended = run(program)
+    assert ended.returncode == 0, ended.stderr
+    assert "kernel overrun wrote outside of allocation #1" in ended.stderr
 
 
 @SIMULATED

@@ -67,29 +67,49 @@ Options read_options(int count, const char* const* options) {
   return out;
 }
 
-std::string with_kernels(const std::string& source, const std::string& name) {
-  static const std::regex kernel(
-      R"re(extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\()re");
-  std::string text = "#include \"host_cuda.h\"\n#line 1 \"" + name + "\"\n" + source + "\n";
-  for (std::sregex_iterator at(source.begin(), source.end(), kernel), end; at != end; ++at)
-    text += "HOST_KERNEL(" + at->str(1) + ");\n";
-  return text;
-}
-
-// Runs g++; returns its exit status and appends what it prints.
-int compile(const fs::path& from, const fs::path& to, const std::string& flags, std::string* log) {
+// Runs g++ with arguments; returns its exit status, and what it prints.
+int run_compiler(const std::string& arguments, std::string* printed) {
   const char* compiler = getenv("CXX");
   const std::string command =
-      "env -u LD_PRELOAD " + std::string(compiler ? compiler : "g++") +
-      " -std=c++20 -O2 -g1 -fPIC -shared -fno-exceptions -ffp-contract=off -U_FORTIFY_SOURCE"
-      " -fvisibility-inlines-hidden -Wno-unknown-pragmas -x c++ -I" +
-      quoted(folder() / "host") + flags + " " + quoted(from) + " -x none " +
-      quoted(folder() / "host_cuda.o") + " -o " + quoted(to) + " 2>&1";
+      "env -u LD_PRELOAD " + std::string(compiler ? compiler : "g++") + " -std=c++20 " + arguments;
   FILE* pipe = popen(command.c_str(), "r");
   if (!pipe) return 1;
   char text[4096];
-  while (std::size_t got = fread(text, 1, sizeof text, pipe)) log->append(text, got);
+  while (std::size_t got = fread(text, 1, sizeof text, pipe)) printed->append(text, got);
   return pclose(pipe);
+}
+
+// Describes each kernel of a source to the driver. Macros may have made them, so it is preprocessed
+// first, without host_cuda.h, which defines `__global__` away.
+std::string descriptions(const fs::path& source, const std::string& flags) {
+  static const std::regex kernel(
+      R"re(extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\()re");
+  std::string text, described;
+  run_compiler(
+      "-E -P -x c++ -I" + quoted(folder() / "host") + flags + " " + quoted(source) + " 2>/dev/null",
+      &text);
+  for (std::sregex_iterator at(text.begin(), text.end(), kernel), end; at != end; ++at)
+    described += "HOST_KERNEL(" + at->str(1) + ");\n";
+  return described;
+}
+
+// Builds a source into a library of host kernels; returns whether that worked.
+bool build(const _nvrtcProgram& program, const fs::path& stem, const std::string& flags,
+           const fs::path& target, std::string* log) {
+  const fs::path plain = stem.string() + ".cu", source = stem.string() + ".cpp";
+  std::ofstream(plain) << program.source;
+  std::ofstream(source) << "#include \"host_cuda.h\"\n#line 1 \"" << program.name << "\"\n"
+                        << program.source << "\n"
+                        << descriptions(plain, flags);
+  const int status = run_compiler(
+      "-O1 -g1 -fPIC -shared -fno-exceptions -ffp-contract=off -U_FORTIFY_SOURCE"
+      " -fvisibility-inlines-hidden -Wno-unknown-pragmas -x c++ -I" +
+          quoted(folder() / "host") + flags + " " + quoted(source) + " -x none " +
+          quoted(folder() / "host_cuda.o") + " -o " + quoted(target) + " 2>&1",
+      log);
+  fs::remove(plain);
+  fs::remove(source);
+  return status == 0;
 }
 
 }  // namespace
@@ -134,24 +154,19 @@ nvrtcResult nvrtcDestroyProgram(nvrtcProgram* program) {
 
 nvrtcResult nvrtcCompileProgram(nvrtcProgram program, int count, const char* const* given) {
   const Options options = read_options(count, given);
-  const std::string text = with_kernels(program->source, program->name);
-  const fs::path engine = folder() / "host_cuda.o";
-  const std::size_t key =
-      std::hash<std::string>{}(text + options.headers + options.flags +
-                               contents(folder() / "host" / "host_cuda.h") + contents(engine));
+  const std::size_t key = std::hash<std::string>{}(
+      program->source + options.headers + options.flags +
+      contents(folder() / "host" / "host_cuda.h") + contents(folder() / "host_cuda.o"));
   const fs::path cache = folder().parent_path() / "kernels";
   fs::create_directories(cache);
-  char stem[40];
-  snprintf(stem, sizeof stem, "%016zx", key);
-  const fs::path built = cache / (std::string(stem) + ".so");
+  char name[40];
+  snprintf(name, sizeof name, "%016zx", key);
+  const fs::path built = cache / (std::string(name) + ".so");
   if (!fs::exists(built)) {
-    const std::string part = std::string(stem) + "." + std::to_string(getpid());
-    const fs::path source = cache / (part + ".cpp"), target = cache / (part + ".part");
-    std::ofstream(source) << text;
-    const int status = compile(source, target, options.flags, &program->log);
-    fs::remove(source);
-    if (status) return NVRTC_ERROR_COMPILATION;
-    fs::rename(target, built);
+    const fs::path stem = cache / (std::string(name) + "." + std::to_string(getpid()));
+    const fs::path part = stem.string() + ".part";
+    if (!build(*program, stem, options.flags, part, &program->log)) return NVRTC_ERROR_COMPILATION;
+    fs::rename(part, built);
   }
   program->cubin = contents(built);
   return NVRTC_SUCCESS;

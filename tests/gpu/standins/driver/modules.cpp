@@ -40,12 +40,12 @@ CUresult load(const void* image, Module** out) {
     return complain(CUDA_ERROR_NO_BINARY_FOR_GPU,
                     "a module for GPUs; this driver runs host builds");
   const std::size_t bytes = head.e_shoff + std::size_t{head.e_shnum} * head.e_shentsize;
-  const int file = memfd_create("kernels", 0);
+  // It stays open: by the name of a descriptor that is reused, dlopen would find an earlier module.
+  const int file = memfd_create("kernels", MFD_CLOEXEC);
   if (file < 0 || write(file, image, bytes) != static_cast<ssize_t>(bytes))
     return CUDA_ERROR_OUT_OF_MEMORY;
   const std::string path = "/proc/self/fd/" + std::to_string(file);
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  close(file);
   if (!handle) return complain(CUDA_ERROR_INVALID_IMAGE, "%s", dlerror());
   *out = new Module{handle, {}};
   return CUDA_SUCCESS;

@@ -4,6 +4,8 @@
 // functions, `extern "C" __global__`, SHARED_DYNAMIC, full-warp masks, no PTX, no device globals.
 #pragma once
 
+#include <math.h>
+
 #include <cmath>
 #include <cstdint>
 #include <cstring>
