@@ -1,0 +1,193 @@
+// Updates of optimizers, fused: one pass over a range of an arena.
+//
+// Gradients are sums over samples; they are divided by *count, and are 0 where it is 0. Formulas
+// are those of allreduce/optim. Bytes moved per element of float32: parameter and slots are read
+// and written, the gradient is read: 12 + 8 x slots. Four elements at a time where all arrays are
+// aligned to 16 bytes.
+#include "common.cuh"
+
+template <typename T>
+struct alignas(4 * sizeof(T) < 16 ? 4 * sizeof(T) : 16) Four {
+  T at[4];
+};
+
+__device__ inline bool is_aligned(const void* p) { return ((unsigned long long)p & 15) == 0; }
+
+// Calls step(p, g, slots of element i) for all elements; `g` is the mean gradient.
+template <typename T, int slots, typename Step>
+__device__ inline void update(T* p, const T* g, T* const (&s)[slots], const T* count, long long n,
+                              Step step) {
+  const T divisor = *count;
+  const bool is_live = divisor > 0;
+  bool has_fours = is_aligned(p) && is_aligned(g);
+#pragma unroll
+  for (int k = 0; k < slots; ++k) has_fours = has_fours && is_aligned(s[k]);
+  const long long fours = has_fours ? n / 4 : 0;
+  for (long long i = first_index(); i < fours; i += stride_of_grid()) {
+    Four<T> P = ((Four<T>*)p)[i], S[slots];
+    const Four<T> G = ((const Four<T>*)g)[i];
+#pragma unroll
+    for (int k = 0; k < slots; ++k) S[k] = ((Four<T>*)s[k])[i];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      T one[slots];
+#pragma unroll
+      for (int k = 0; k < slots; ++k) one[k] = S[k].at[e];
+      step(P.at[e], is_live ? G.at[e] / divisor : (T)0, one);
+#pragma unroll
+      for (int k = 0; k < slots; ++k) S[k].at[e] = one[k];
+    }
+    ((Four<T>*)p)[i] = P;
+#pragma unroll
+    for (int k = 0; k < slots; ++k) ((Four<T>*)s[k])[i] = S[k];
+  }
+  for (long long i = fours * 4 + first_index(); i < n; i += stride_of_grid()) {
+    T value = p[i], one[slots];
+#pragma unroll
+    for (int k = 0; k < slots; ++k) one[k] = s[k][i];
+    step(value, is_live ? g[i] / divisor : (T)0, one);
+    p[i] = value;
+#pragma unroll
+    for (int k = 0; k < slots; ++k) s[k][i] = one[k];
+  }
+}
+
+#define OPTIMIZERS(suffix, T)                                                                      \
+  extern "C" __global__ void __launch_bounds__(256)                                                \
+      sgd_##suffix(T* p, const T* g, const T* count, double rate, long long n) {                   \
+    const T divisor = *count, r = (T)rate;                                                         \
+    for (long long i = first_index(); i < n; i += stride_of_grid())                                \
+      if (divisor > 0) p[i] -= r * (g[i] / divisor);                                               \
+  }                                                                                                \
+  extern "C" __global__ void __launch_bounds__(256)                                                \
+      momentum_##suffix(T* p, const T* g, T* v, const T* count, double rate, double momentum,      \
+                        int nesterov, long long n) {                                               \
+    const T r = (T)rate, keep = (T)momentum;                                                       \
+    update<T, 1>(p, g, {v}, count, n, [=](T& value, T mean, T(&slot)[1]) {                         \
+      const T move = r * mean;                                                                     \
+      slot[0] = keep * slot[0] - move;                                                             \
+      value += nesterov ? keep * slot[0] - move : slot[0];                                         \
+    });                                                                                            \
+  }                                                                                                \
+  extern "C" __global__ void __launch_bounds__(256)                                                \
+      adam_##suffix(T* p, const T* g, T* m, T* v, const T* count, double rate, double beta1,       \
+                    double beta2, double epsilon, double keep, long long n) {                      \
+    const T r = (T)rate, b1 = (T)beta1, c1 = (T)(1 - beta1), b2 = (T)beta2, c2 = (T)(1 - beta2),   \
+            e = (T)epsilon, k = (T)keep;                                                           \
+    update<T, 2>(p, g, {m, v}, count, n, [=](T& value, T mean, T(&slot)[2]) {                      \
+      slot[0] = b1 * slot[0] + c1 * mean;                                                          \
+      slot[1] = b2 * slot[1] + c2 * (mean * mean);                                                 \
+      value = k * value - r * slot[0] / (sqrt(slot[1]) + e);                                       \
+    });                                                                                            \
+  }                                                                                                \
+  /* start: the initial accumulator value + epsilon */                                             \
+  extern "C" __global__ void __launch_bounds__(256) adagrad_##suffix(                              \
+      T* p, const T* g, T* accumulator, const T* count, double rate, double start, long long n) {  \
+    const T r = (T)rate, first = (T)start;                                                         \
+    update<T, 1>(p, g, {accumulator}, count, n, [=](T& value, T mean, T(&slot)[1]) {               \
+      slot[0] += mean * mean;                                                                      \
+      value -= r * mean / sqrt(slot[0] + first);                                                   \
+    });                                                                                            \
+  }                                                                                                \
+  extern "C" __global__ void __launch_bounds__(256)                                                \
+      lion_##suffix(T* p, const T* g, T* m, const T* count, double rate, double beta1,             \
+                    double beta2, double decay, long long n) {                                     \
+    const T r = (T)rate, b1 = (T)beta1, c1 = (T)(1 - beta1), b2 = (T)beta2, c2 = (T)(1 - beta2),   \
+            d = (T)decay;                                                                          \
+    update<T, 1>(p, g, {m}, count, n, [=](T& value, T mean, T(&slot)[1]) {                         \
+      const T x = b1 * slot[0] + c1 * mean;                                                        \
+      value -= r * ((x > 0 ? 1 : (x < 0 ? -1 : x)) + d * value);                                   \
+      slot[0] = b2 * slot[0] + c2 * mean;                                                          \
+    });                                                                                            \
+  }                                                                                                \
+  /* mean and move are null where `centered` and momentum are not used */                          \
+  extern "C" __global__ void __launch_bounds__(256)                                                \
+      rmsprop_##suffix(T* p, const T* g, T* square, T* mean, T* move, const T* count, double rate, \
+                       double rho, double momentum, double epsilon, long long n) {                 \
+    const T r = (T)rate, keep = (T)rho, rest = (T)(1 - rho), k = (T)momentum, e = (T)epsilon;      \
+    const bool has_mean = mean, has_move = move;                                                   \
+    const T divisor = *count;                                                                      \
+    for (long long i = first_index(); i < n; i += stride_of_grid()) {                              \
+      const T gradient = divisor > 0 ? g[i] / divisor : (T)0;                                      \
+      const T squares = keep * square[i] + rest * (gradient * gradient);                           \
+      square[i] = squares;                                                                         \
+      T below = squares + e;                                                                       \
+      if (has_mean) {                                                                              \
+        const T average = keep * mean[i] + rest * gradient;                                        \
+        mean[i] = average;                                                                         \
+        below -= average * average;                                                                \
+      }                                                                                            \
+      T step = r * gradient / sqrt(below);                                                         \
+      if (has_move) {                                                                              \
+        step += k * move[i];                                                                       \
+        move[i] = step;                                                                            \
+      }                                                                                            \
+      p[i] -= step;                                                                                \
+    }                                                                                              \
+  }                                                                                                \
+  /* Of one variable. norms: [0] of the parameters, [1] of the gradient or update; both sums */    \
+  /* of squares, made by this kernel, of one block. */                                             \
+  extern "C" __global__ void __launch_bounds__(256)                                                \
+      lars_norms_##suffix(const T* p, const T* g, const T* count, double* norms, long long n) {    \
+    __shared__ double part[32];                                                                    \
+    const T divisor = *count;                                                                      \
+    double weights = 0, gradients = 0;                                                             \
+    for (long long i = threadIdx.x; i < n; i += blockDim.x) {                                      \
+      const double value = p[i], gradient = divisor > 0 ? g[i] / divisor : (T)0;                   \
+      weights += value * value;                                                                    \
+      gradients += gradient * gradient;                                                            \
+    }                                                                                              \
+    weights = block_sum(weights, part);                                                            \
+    gradients = block_sum(gradients, part);                                                        \
+    if (threadIdx.x == 0) {                                                                        \
+      norms[0] = weights;                                                                          \
+      norms[1] = gradients;                                                                        \
+    }                                                                                              \
+  }                                                                                                \
+  extern "C" __global__ void __launch_bounds__(256)                                                \
+      lars_##suffix(T* p, const T* g, T* velocity, const T* count, const double* norms,            \
+                    double rate, double momentum, double decay, double coefficient, long long n) { \
+    const double weights = sqrt(norms[0]), size = sqrt(norms[1]);                                  \
+    const double trust =                                                                           \
+        weights > 0 && size > 0 ? coefficient * weights / (size + decay * weights) : 1;            \
+    const T r = (T)(rate * trust), keep = (T)momentum, d = (T)decay;                               \
+    update<T, 1>(p, g, {velocity}, count, n, [=](T& value, T mean, T(&slot)[1]) {                  \
+      slot[0] = keep * slot[0] + r * (mean + d * value);                                           \
+      value -= slot[0];                                                                            \
+    });                                                                                            \
+  }                                                                                                \
+  /* The moments' update, and the norms; fix1 and fix2 are 1 - beta ** step. One block. */         \
+  extern "C" __global__ void __launch_bounds__(256) lamb_norms_##suffix(                           \
+      const T* p, const T* g, T* m, T* v, const T* count, double* norms, double beta1,             \
+      double beta2, double epsilon, double decay, double fix1, double fix2, long long n) {         \
+    __shared__ double part[32];                                                                    \
+    const T divisor = *count, b1 = (T)beta1, c1 = (T)(1 - beta1), b2 = (T)beta2,                   \
+            c2 = (T)(1 - beta2);                                                                   \
+    double weights = 0, moves = 0;                                                                 \
+    for (long long i = threadIdx.x; i < n; i += blockDim.x) {                                      \
+      const T gradient = divisor > 0 ? g[i] / divisor : (T)0;                                      \
+      m[i] = b1 * m[i] + c1 * gradient;                                                            \
+      v[i] = b2 * v[i] + c2 * (gradient * gradient);                                               \
+      const double value = p[i];                                                                   \
+      const double move = m[i] / (T)fix1 / (sqrt(v[i] / (T)fix2) + (T)epsilon) + (T)decay * p[i];  \
+      weights += value * value;                                                                    \
+      moves += move * move;                                                                        \
+    }                                                                                              \
+    weights = block_sum(weights, part);                                                            \
+    moves = block_sum(moves, part);                                                                \
+    if (threadIdx.x == 0) {                                                                        \
+      norms[0] = weights;                                                                          \
+      norms[1] = moves;                                                                            \
+    }                                                                                              \
+  }                                                                                                \
+  extern "C" __global__ void __launch_bounds__(256)                                                \
+      lamb_##suffix(T* p, const T* m, const T* v, const double* norms, double rate,                \
+                    double epsilon, double decay, double fix1, double fix2, long long n) {         \
+    const double weights = sqrt(norms[0]), size = sqrt(norms[1]);                                  \
+    const T r = (T)(rate * (weights > 0 && size > 0 ? weights / size : 1));                        \
+    const T f1 = (T)fix1, f2 = (T)fix2, e = (T)epsilon, d = (T)decay;                              \
+    for (long long i = first_index(); i < n; i += stride_of_grid())                                \
+      p[i] -= r * (m[i] / f1 / (sqrt(v[i] / f2) + e) + d * p[i]);                                  \
+  }
+OPTIMIZERS(f32, float)
+OPTIMIZERS(f64, double)

@@ -1,0 +1,138 @@
+// Reductions of one axis: x is [outer][length][inner], the output [outer][inner].
+//
+// Every run gives the same bits: no atomics. With inner == 1, a block of 256 threads folds a row
+// (rows beyond the grid in strides of it); else a thread folds a column, which is as coalesced.
+// Bytes moved per element of x: its size, once.
+#include "common.cuh"
+
+template <typename T, typename Wide, typename Start, typename Fold, typename Finish>
+__device__ inline void reduce(T* __restrict__ out, const T* __restrict__ x, long long outer,
+                              long long length, long long inner, Wide* part, Start start, Fold fold,
+                              Finish finish) {
+  if (inner == 1) {
+    for (long long row = blockIdx.x; row < outer; row += gridDim.x) {
+      const T* from = x + row * length;
+      Wide value = start(from);
+      for (long long i = threadIdx.x; i < length; i += blockDim.x)
+        value = fold(value, (Wide)widen(from[i]));
+      value = block_fold(value, part, fold);
+      if (threadIdx.x == 0) put(out + row, finish(value));
+    }
+    return;
+  }
+  for (long long i = first_index(); i < outer * inner; i += stride_of_grid()) {
+    const T* from = x + i / inner * length * inner + i % inner;
+    Wide value = start(from);
+    for (long long j = 0; j < length; ++j) value = fold(value, (Wide)widen(from[j * inner]));
+    put(out + i, finish(value));
+  }
+}
+
+#define REDUCE(suffix, T, Wide)                                                                  \
+  extern "C" __global__ void sum_to_##suffix(T* out, const T* x, long long outer,                \
+                                             long long length, long long inner, Wide scale) {    \
+    __shared__ Wide part[32];                                                                    \
+    reduce(                                                                                      \
+        out, x, outer, length, inner, part, [](const T*) { return (Wide)0; },                    \
+        [](Wide a, Wide b) { return a + b; }, [=](Wide a) { return a * scale; });                \
+  }                                                                                              \
+  extern "C" __global__ void max_##suffix(T* out, const T* x, long long outer, long long length, \
+                                          long long inner) {                                     \
+    __shared__ Wide part[32];                                                                    \
+    reduce(                                                                                      \
+        out, x, outer, length, inner, part, [](const T* from) { return (Wide)widen(*from); },    \
+        [](Wide a, Wide b) { return larger(a, b); }, [](Wide a) { return a; });                  \
+  }                                                                                              \
+  extern "C" __global__ void min_##suffix(T* out, const T* x, long long outer, long long length, \
+                                          long long inner) {                                     \
+    __shared__ Wide part[32];                                                                    \
+    reduce(                                                                                      \
+        out, x, outer, length, inner, part, [](const T* from) { return (Wide)widen(*from); },    \
+        [](Wide a, Wide b) { return smaller(a, b); }, [](Wide a) { return a; });                 \
+  }
+REDUCE(f32, float, float)
+REDUCE(f64, double, double)
+REDUCE(i32, int, int)
+REDUCE(i64, long long, long long)
+REDUCE(f16, __half, float)
+REDUCE(bf16, __nv_bfloat16, float)
+
+// The first of the best elements; NaN counts as the best, as in NumPy. A thread per output.
+template <typename T, typename Better>
+__device__ inline void find_best(long long* __restrict__ out, const T* __restrict__ x,
+                                 long long outer, long long length, long long inner,
+                                 Better is_better) {
+  for (long long i = first_index(); i < outer * inner; i += stride_of_grid()) {
+    const T* from = x + i / inner * length * inner + i % inner;
+    long long best = 0;
+    T value = from[0];
+    for (long long j = 1; j < length && !is_nan(value); ++j) {
+      const T next = from[j * inner];
+      if (is_nan(next) || is_better(next, value)) {
+        best = j;
+        value = next;
+      }
+    }
+    out[i] = best;
+  }
+}
+
+#define FIND(suffix, T)                                                                   \
+  extern "C" __global__ void argmax_##suffix(long long* out, const T* x, long long outer, \
+                                             long long length, long long inner) {         \
+    find_best(out, x, outer, length, inner, [](T a, T b) { return a > b; });              \
+  }                                                                                       \
+  extern "C" __global__ void argmin_##suffix(long long* out, const T* x, long long outer, \
+                                             long long length, long long inner) {         \
+    find_best(out, x, outer, length, inner, [](T a, T b) { return a < b; });              \
+  }
+FIND(f32, float)
+FIND(f64, double)
+FIND(i32, int)
+FIND(i64, long long)
+
+// Adds the sum of squares to out[0], for norms of gradients; one block.
+template <typename T>
+__device__ inline void add_squares(double* out, const T* __restrict__ x, long long n) {
+  __shared__ double part[32];
+  double sum = 0;
+  for (long long i = threadIdx.x; i < n; i += blockDim.x) {
+    const double value = widen(x[i]);
+    sum += value * value;
+  }
+  sum = block_sum(sum, part);
+  if (threadIdx.x == 0) out[0] += sum;
+}
+extern "C" __global__ void norm2_f32(double* out, const float* x, long long n) {
+  add_squares(out, x, n);
+}
+extern "C" __global__ void norm2_f64(double* out, const double* x, long long n) {
+  add_squares(out, x, n);
+}
+
+// Sums up to 8 arrays of one device, in their order: the gradients of its logical GPUs.
+// Bytes moved per element: (inputs + 1) x its size.
+template <typename T>
+struct Inputs {
+  const T* at[8];
+};
+template <typename T>
+__device__ inline void sum_of(T* out, const Inputs<T>& inputs, int count, long long n) {
+  for (long long i = first_index(); i < n; i += stride_of_grid()) {
+    auto sum = widen(inputs.at[0][i]);
+#pragma unroll
+    for (int k = 1; k < 8; ++k)
+      if (k < count) sum += widen(inputs.at[k][i]);
+    put(out + i, sum);
+  }
+}
+#define SUM_OF(suffix, T)                                                                        \
+  extern "C" __global__ void sum_of_##suffix(T* out, Inputs<T> inputs, int count, long long n) { \
+    sum_of(out, inputs, count, n);                                                               \
+  }
+SUM_OF(f32, float)
+SUM_OF(f64, double)
+SUM_OF(i32, int)
+SUM_OF(i64, long long)
+SUM_OF(f16, __half)
+SUM_OF(bf16, __nv_bfloat16)
