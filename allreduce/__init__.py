@@ -24,7 +24,7 @@ if _kernels and "numpy" not in sys.modules and not _launches:
         import numpy as _numpy  # noqa: F401
 
 if TYPE_CHECKING:
-    from allreduce import config, nn, observe, optim
+    from allreduce import callbacks, config, nn, observe, optim
     from allreduce.comm import ANY, Communicator, Work, init
     from allreduce.errors import (
         AllreduceError,
@@ -93,6 +93,7 @@ __all__ = [
     "Work",
     "all_gather",
     "all_reduce",
+    "callbacks",
     "colocate_with",
     "config",
     "device",
@@ -152,6 +153,7 @@ _HOMES = {
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 _MODULES = {
+    "allreduce.callbacks",
     "allreduce.cluster",
     "allreduce.config",
     "allreduce.nn",

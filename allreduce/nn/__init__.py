@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from allreduce.callbacks.history import History
 from allreduce.errors import did_you_mean
 from allreduce.nn import activations, initializers, losses, metrics
 from allreduce.nn.activations import Activation
@@ -18,7 +19,6 @@ from allreduce.nn.layers.pooling import AveragePooling2D, GlobalAveragePooling2D
 from allreduce.nn.models.loading import load_model
 from allreduce.nn.models.model import Model
 from allreduce.nn.models.sequential import Sequential
-from allreduce.training import History
 
 __all__ = [
     "Activation",

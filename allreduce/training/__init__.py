@@ -1,21 +1,25 @@
 """The fit loop: exact means over all ranks, progress for people, agreement between ranks."""
 
 from allreduce.graph.consistency.rank_check import Fact
+from allreduce.training.arrays import Samples, describe
 from allreduce.training.facts import check_equal, telling
-from allreduce.training.fit import FitOptions, History, evaluate, fit, predict
+from allreduce.training.fit import evaluate, fit, on_batch, predict
+from allreduce.training.options import FitOptions
 from allreduce.training.ranks import check_world, naming_rank, rank_of
 from allreduce.training.trainable import Trainable
 
 __all__ = [
     "Fact",
     "FitOptions",
-    "History",
+    "Samples",
     "Trainable",
     "check_equal",
     "check_world",
+    "describe",
     "evaluate",
     "fit",
     "naming_rank",
+    "on_batch",
     "predict",
     "rank_of",
     "telling",

@@ -1,23 +1,125 @@
-"""Check the arrays for `fit`, `evaluate` and `predict`."""
+"""What may be fed to `fit`, `evaluate` and `predict`: structures of arrays, and batches of them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.core import pytree
+from allreduce.graph.core.spec import show
 
 
-def as_samples(value: Any, name: str, *, may_be_empty: bool = False) -> np.ndarray:
-    """Turn an argument into an array with one row per sample.
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Arrays with one row per sample: each one array, or a tuple, list or dict of arrays.
+
+    Attributes:
+        x: The inputs.
+        y: The targets; None if there are none.
+        sample_weight: The samples' weights; None if all count the same.
+    """
+
+    x: Any
+    y: Any = None
+    sample_weight: Any = None
+
+    @property
+    def given(self) -> tuple[Any, ...]:
+        """The arguments of a step."""
+        if self.sample_weight is not None:
+            return self.x, self.y, self.sample_weight
+        return (self.x,) if self.y is None else (self.x, self.y)
+
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """All arrays."""
+        return [leaf for leaf in pytree.leaves(self.given) if leaf is not None]
+
+    @property
+    def rows(self) -> int:
+        """The number of samples."""
+        return len(self.arrays[0])
+
+    def named(self, kind: str = "") -> dict[str, np.ndarray]:
+        """Return all arrays by what errors call them: "x", "y['age']"."""
+        found = {}
+        for what in ("x", "y", "sample_weight"):
+            value = getattr(self, what)
+            if value is not None:
+                for path, leaf in zip(pytree.paths(value), pytree.leaves(value), strict=True):
+                    found[f"{kind}{what}{''.join(f'[{key!r}]' for key in path)}"] = leaf
+        return found
+
+    def take(self, rows: slice) -> Samples:
+        """Return some of the rows."""
+
+        def cut(leaf: np.ndarray | None) -> np.ndarray | None:
+            return None if leaf is None else leaf[rows]
+
+        return Samples(*(pytree.map_leaves(cut, each) for each in self.given))
+
+
+def as_samples(
+    x: Any, y: Any = None, sample_weight: Any = None, *, kind: str = "", may_be_empty: bool = False
+) -> Samples:
+    """Turn arguments into arrays of equal length.
+
+    Args:
+        x: An array, or a tuple, list or dict of arrays.
+        y: The targets, likewise, or None.
+        sample_weight: Weights, likewise, or None.
+        kind: What errors put before the names: "validation ".
+        may_be_empty: Whether there may be no rows.
 
     Raises:
-        UsageError: It is no array of numbers, or has no rows.
-        ShapeError: It is a scalar.
+        UsageError, ShapeError: Something is no array of rows, or lengths differ.
     """
-    if value is None:
-        raise UsageError(f"{name} is missing: pass an array with one row per sample")
+    if x is None:
+        raise UsageError(f"{kind}x is missing: pass an array with one row per sample")
+    given = (("x", x), ("y", y), ("sample_weight", sample_weight))
+    parts = {
+        name: None if value is None else _structure(value, f"{kind}{name}", may_be_empty)
+        for name, value in given
+    }
+    samples = Samples(**parts)
+    named = samples.named(kind)
+    lengths = [len(array) for array in named.values()]
+    if len(set(lengths)) > 1:
+        shapes = " and ".join(str(array.shape) for array in named.values())
+        rows = " and ".join(map(str, lengths)).replace(" and", " rows and", 1)
+        raise ShapeError(
+            f"{' and '.join(named)} need one row per sample each, but have shapes {shapes}: {rows}"
+        )
+    return samples
+
+
+def _structure(value: Any, name: str, may_be_empty: bool) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            key: _structure(each, f"{name}[{key!r}]", may_be_empty) for key, each in value.items()
+        }
+    if isinstance(value, tuple | list) and value and all(map(_is_array, value)):
+        made = [
+            _structure(each, f"{name}[{place}]", may_be_empty) for place, each in enumerate(value)
+        ]
+        return tuple(made) if isinstance(value, tuple) else made
+    return _array(value, name, may_be_empty)
+
+
+def _is_array(value: Any) -> bool:
+    """Tell whether this is an array of rows, or a structure of them, and no row."""
+    if isinstance(value, Mapping):
+        return True
+    if isinstance(value, tuple | list):
+        return bool(value) and all(map(_is_array, value))
+    return len(getattr(value, "shape", ())) > 0
+
+
+def _array(value: Any, name: str, may_be_empty: bool) -> np.ndarray:
     try:
         array = np.asarray(value)
     except (TypeError, ValueError) as error:
@@ -34,39 +136,119 @@ def as_samples(value: Any, name: str, *, may_be_empty: bool = False) -> np.ndarr
     return array
 
 
-def as_pair(
-    x: Any, y: Any, names: tuple[str, str], *, may_be_empty: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
-    """Turn samples and their targets into arrays of equal length.
+def gives_batches(x: Any, y: Any = None) -> bool:
+    """Tell whether x iterates batches, such as a generator or a DataLoader, and is no array."""
+    if isinstance(x, list):  # of batches (x, y); a list of arrays is one structure
+        return y is None and bool(x) and all(isinstance(each, tuple) for each in x)
+    if isinstance(x, tuple | Mapping | str | bytes) or hasattr(x, "__array__"):
+        return False
+    if len(getattr(x, "shape", ())) or hasattr(x, "__dlpack__"):
+        return False
+    return isinstance(x, Iterable) or _is_indexed(x)
+
+
+def _is_indexed(x: Any) -> bool:
+    return hasattr(x, "__getitem__") and hasattr(x, "__len__")
+
+
+def one_pass(batches: Any) -> Iterator[Any]:
+    """Iterate batches once; an object with a length and indices, as Keras's, in their order."""
+    if isinstance(batches, Iterable):
+        yield from batches
+        return
+    for index in range(len(batches)):
+        yield batches[index]
+    getattr(batches, "on_epoch_end", lambda: None)()
+
+
+def as_batch(batch: Any, name: str) -> Samples:
+    """Turn a batch into samples: x, or a tuple or list (x, y) or (x, y, sample_weight).
 
     Raises:
-        UsageError, ShapeError: One of them is not an array of rows, or their lengths differ.
+        UsageError, ShapeError: It is none.
     """
-    first = as_samples(x, names[0], may_be_empty=may_be_empty)
-    second = as_samples(y, names[1], may_be_empty=may_be_empty)
-    if len(first) != len(second):
-        raise ShapeError(
-            f"{names[0]} and {names[1]} need one row per sample each, but have shapes "
-            f"{first.shape} and {second.shape}: {len(first)} rows and {len(second)}"
+    given = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
+    if not 1 <= len(given) <= 3:
+        raise UsageError(
+            f"{name} is a tuple of {len(given)}; it is (x, y) or (x, y, sample_weight), where each "
+            "may be a dict or tuple of arrays"
         )
-    return first, second
+    return as_samples(*given, kind=f"{name}: ")
 
 
-def as_validation(
-    value: Any, *, may_be_empty: bool = False
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Turn `validation_data` into arrays.
+def describe(samples: Samples) -> str:
+    """Describe what batches must have in common: names, dtypes and shapes without the rows."""
+    return ", ".join(
+        f"{name} {array.dtype} {show(('rows', *array.shape[1:]))}"
+        for name, array in samples.named().items()
+    )
+
+
+def validation_samples(value: Any, *, may_be_empty: bool = False) -> Samples:
+    """Turn `validation_data` that is no iterable of batches into arrays.
 
     Raises:
-        UsageError, ShapeError: It is no pair (x, y), or they do not fit together.
+        UsageError, ShapeError: It is no (x, y) or (x, y, sample_weight), or they do not fit.
     """
-    if value is None:
-        return None
-    if not isinstance(value, tuple | list) or len(value) != 2:
+    if not isinstance(value, tuple | list) or len(value) not in (2, 3):
         shape = getattr(value, "shape", None)
         shown = f"{value!r:.60}" if shape is None else f"one array of shape {shape}"
         if isinstance(value, tuple | list):
             shown = f"{len(value)} values"
-        raise UsageError(f"validation_data is a pair (x, y), not {shown}")
-    names = ("validation x", "validation y")
-    return as_pair(value[0], value[1], names, may_be_empty=may_be_empty)
+        raise UsageError(
+            "validation_data iterates batches, or is (x, y, sample_weight) or a pair (x, y), not "
+            f"{shown}"
+        )
+    return as_samples(*value, kind="validation ", may_be_empty=may_be_empty)
+
+
+def split(samples: Samples, share: float) -> tuple[Samples, Samples]:
+    """Take the last rows away for validation, as Keras does.
+
+    Raises:
+        UsageError: One part would be empty.
+    """
+    at = int(samples.rows * (1 - share))
+    if not 0 < at < samples.rows:
+        raise UsageError(
+            f"validation_split={share} of {samples.rows} rows leaves {at} to train on and "
+            f"{samples.rows - at} to validate; both need some"
+        )
+    return samples.take(slice(None, at)), samples.take(slice(at, None))
+
+
+def with_class_weight(samples: Samples, class_weight: Mapping[int, float]) -> Samples:
+    """Give samples the weights of their classes; a class that is not named counts 1.
+
+    Raises:
+        UsageError: There are weights already, or targets of no or several outputs.
+    """
+    if samples.sample_weight is not None:
+        raise UsageError("pass class_weight or sample_weight, not both: multiply them beforehand")
+    if not isinstance(samples.y, np.ndarray):
+        raise UsageError("class_weight takes targets y of one output; pass sample_weight instead")
+    classes = samples.y
+    if classes.ndim > 1:
+        one_hot = classes.shape[-1] > 1
+        classes = classes.argmax(axis=-1) if one_hot else classes.squeeze(-1)
+    weights = np.ones(classes.shape, np.float32)
+    for number, weight in class_weight.items():
+        weights[classes == number] = weight
+    return Samples(samples.x, samples.y, weights)
+
+
+def check_class_weight(class_weight: Any) -> None:
+    """Refuse what is no dict of weights by class.
+
+    Raises:
+        UsageError: It is none.
+    """
+    numbers = int | float | np.number
+    if class_weight is not None and not (
+        isinstance(class_weight, Mapping)
+        and all(isinstance(key, int | np.integer) for key in class_weight)
+        and all(isinstance(each, numbers) and each >= 0 for each in class_weight.values())
+    ):
+        raise UsageError(
+            f"class_weight is a dict from a class's number to its weight, not {class_weight!r:.80}"
+        )

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from allreduce.data import shuffled
-from allreduce.errors import UsageError, did_you_mean
+from allreduce.callbacks.history import History
+from allreduce.data import check_batch_size, shuffled
+from allreduce.errors import UsageError
 from allreduce.events import logger
 from allreduce.graph.consistency.rank_check import Fact
 from allreduce.graph.core.seed import chosen, get_seed
 from allreduce.training import loop
-from allreduce.training.arrays import as_pair, as_samples, as_validation
+from allreduce.training.arrays import (
+    Samples,
+    as_samples,
+    gives_batches,
+    split,
+    validation_samples,
+    with_class_weight,
+)
 from allreduce.training.facts import (
     SAME_ARRAYS,
     SAME_ROWS,
@@ -25,10 +32,14 @@ from allreduce.training.facts import (
     option,
     telling,
 )
-from allreduce.training.loop import Rows, resolve_batch_size, share_out
+from allreduce.training.hooks import Hooks, as_callbacks
+from allreduce.training.options import SHARDED, FitOptions, check_whole, is_sharded
 from allreduce.training.progress import Epoch, describe_batch, resolve
 from allreduce.training.ranks import check_world, rank_of, size_of
+from allreduce.training.sources import ArraySource, IterableSource, Order, Source
 from allreduce.training.trainable import Trainable
+
+BATCH_PER_REPLICA = 32  # Keras's default batch, on every replica
 
 _SAME_VALIDATION = (
     'pass the same validation_data on every rank, or on none; only with data="sharded" each rank '
@@ -43,59 +54,165 @@ def fit(model: Trainable, x: Any, y: Any, options: FitOptions) -> History:
     check_world(model.replicator, "fit")
     replicator = model.replicator
     with telling(replicator, "fit"):
-        sharded, mode = is_sharded(options.data), resolve(options.verbose, rank_of(replicator))
+        mode = resolve(options.verbose, rank_of(replicator))
+        callbacks = as_callbacks(options.callbacks)
         batch_size = resolve_batch_size(options.batch_size, replicator)
-        own = as_pair(x, y, ("x", "y"), may_be_empty=sharded)
-        validation = as_validation(options.validation_data, may_be_empty=sharded)
-        settled = {
-            "batch_size": batch_size,
-            "epochs": int(options.epochs),
-            "shuffle": bool(options.shuffle),
-            "data": options.data,
-        }
-    tests = validation or (None, None)
-    with_tests = {"validation x": tests[0], "validation y": tests[1]}
-    _agree(model, "fit", {"x": own[0], "y": own[1]}, settled, with_tests)
-    with telling(replicator, "fit"):
-        model.prepare(*own)
-        if validation:
-            model.prepare(*validation, kind="validation ")
-    check_equal(replicator, "fit", {})
+        tested_size = options.validation_batch_size
+        tested_size = batch_size if tested_size is None else resolve_batch_size(tested_size, None)
+        given, tests = _training_data(x, y, options)
+        settled = {"batch_size": batch_size, **options.settled()}
+        settled["the list of callbacks"] = [type(each).__name__ for each in callbacks]
+    _agree(model, "fit", given, settled, tests)
+    _prepare(model, "fit", (given, ""), (tests, "validation "))
     doubts = model.doubts()
     if doubts and not model.epochs_done and rank_of(replicator) == 0:
         logger.warning("fit: %s", doubts)
-    rows = share_out(replicator, own, batch_size, sharded, "x")
-    tested: Rows | None = None
-    if validation:
-        tested = share_out(replicator, validation, batch_size, sharded, "validation x")
-    if mode:
+    source = _source(model, given, batch_size, options.data, "", options.steps_per_epoch, options)
+    tested: Source | None = None
+    if tests is not None:
+        steps = options.validation_steps
+        tested = _source(model, tests, tested_size, options.data, "validation ", steps, options)
+    if mode and isinstance(source, ArraySource):
         print(describe_batch(batch_size, replicator.num_replicas_in_sync), flush=True)
-    return _train(model, rows, tested, options, mode)
-
-
-def _train(
-    model: Trainable, rows: Rows, tested: Rows | None, options: FitOptions, mode: int
-) -> History:
+    params = {"epochs": int(options.epochs), "steps": source.steps, "verbose": options.verbose}
     history = History()
-    rank = rank_of(model.replicator)
-    for epoch in range(options.epochs):
-        order = _order(model, rows, rank) if options.shuffle else None
-        label = f"epoch {epoch + 1}/{options.epochs}"
-        with Epoch(label, rows.plan.steps, rows.total, mode) as shown:
-            values = loop.train(model, rows, order, epoch, shown)
-            values |= _validate(model, tested)
-            shown.finish(values)
-        model.epochs_done += 1
-        history.add(epoch, values)
+    hooks = Hooks(model, callbacks, params)
+    try:
+        _train(model, source, tested, options, mode, hooks, history)
+    finally:
+        source.close()
+        if tested is not None:
+            tested.close()
     return history
 
 
-def _agree(
+def _train(
     model: Trainable,
-    what: str,
-    arrays: Mapping[str, np.ndarray],
-    options: Mapping[str, Any],
-    validation: Mapping[str, np.ndarray | None] | None = None,
+    source: Source,
+    tested: Source | None,
+    options: FitOptions,
+    mode: int,
+    hooks: Hooks,
+    history: History,
+) -> None:
+    model.stop_training = False
+    hooks.call("on_train_begin")
+    logs: dict[str, Any] = {}
+    for epoch in range(options.initial_epoch, options.epochs):
+        hooks.call("on_epoch_begin", epoch)
+        order = _order(model, source, options) if options.shuffle else None
+        label = f"epoch {epoch + 1}/{options.epochs}"
+        with Epoch(label, source.steps, mode, model.replicator) as shown:
+            values, steps = loop.train(model, source.epoch(order), epoch, shown, hooks)
+            if not steps:
+                _check_not_first(epoch, options)
+                break
+            logs = dict(values)
+            if tested is not None and options.validates(epoch):
+                means = loop.measure(model, tested.epoch(), None, hooks)
+                logs |= {f"val_{name}": value for name, value in means.items()}
+            shown.finish(logs)
+        model.epochs_done += 1
+        hooks.call("on_epoch_end", epoch, logs=logs)
+        history.on_epoch_end(epoch, logs)
+        if hooks.stopping:
+            break
+    hooks.call("on_train_end", logs=logs)
+
+
+def _check_not_first(epoch: int, options: FitOptions) -> None:
+    """Say that an iterator has no more batches; all ranks come here together.
+
+    Raises:
+        UsageError: It never had any.
+    """
+    if epoch == options.initial_epoch:
+        raise UsageError("fit: x gave no batch; an iterator that was gone through gives no more")
+    logger.warning(
+        "fit: x has no more batches for epoch %d of %d; pass something that can be iterated again, "
+        "or steps_per_epoch, so that one iterator lasts for all epochs",
+        *(epoch + 1, options.epochs),
+    )
+
+
+def _training_data(x: Any, y: Any, options: FitOptions) -> tuple[Any, Any]:
+    """Read x, y and validation_data: Samples, or iterables of batches.
+
+    Raises:
+        UsageError, ShapeError: They do not fit each other or the options.
+    """
+    sharded = is_sharded(options.data)
+    if not gives_batches(x, y):
+        samples = as_samples(x, y, options.sample_weight, may_be_empty=sharded)
+        tests = _validation_data(options, sharded)
+        if options.validation_split:
+            samples, tests = split(samples, options.validation_split)
+        if options.class_weight is not None:
+            samples = with_class_weight(samples, options.class_weight)
+        return samples, tests
+    _refuse_beside_batches(y=y, sample_weight=options.sample_weight, batch_size=options.batch_size)
+    if options.validation_split:
+        raise UsageError(
+            "validation_split takes rows of arrays away; with batches of "
+            f"{type(x).__name__} pass validation_data"
+        )
+    return x, _validation_data(options, sharded)
+
+
+def _validation_data(options: FitOptions, sharded: bool) -> Any:
+    value = options.validation_data
+    if value is None or gives_batches(value):
+        return value
+    return validation_samples(value, may_be_empty=sharded)
+
+
+def _refuse_beside_batches(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None:
+            remedy = "make them of that size" if name == "batch_size" else "put it in them"
+            raise UsageError(f"x iterates batches, so {name} is not taken beside it; {remedy}")
+
+
+def _source(
+    model: Trainable,
+    given: Any,
+    batch_size: int,
+    data: str,
+    kind: str,
+    steps: int | None,
+    options: FitOptions | None = None,
+    needs_y: bool = True,
+) -> Source:
+    """Make a source of arrays or batches; a collective call."""
+    if isinstance(given, Samples):
+        rows = (batch_size, is_sharded(data), kind, steps)
+        return ArraySource(model.replicator, given, *rows)
+
+    def prepare(samples: Samples, kind: str) -> None:
+        model.prepare(samples if needs_y else Samples(samples.x), kind)
+
+    return IterableSource(
+        model.replicator,
+        given,
+        sharded=is_sharded(data),
+        what=f"{kind}batch",
+        steps=steps,
+        prepare=prepare,
+        class_weight=options.class_weight if options and not kind else None,
+    )
+
+
+def _prepare(model: Trainable, what: str, *given: tuple[Any, str]) -> None:
+    """Build the model and check arrays against it, on all ranks."""
+    with telling(model.replicator, what):
+        for samples, kind in given:
+            if isinstance(samples, Samples):
+                model.prepare(samples, kind)
+    check_equal(model.replicator, what, {})
+
+
+def _agree(
+    model: Trainable, what: str, given: Any, options: Mapping[str, Any], validation: Any = None
 ) -> None:
     """Check that ranks have equal arrays (or arrays of one kind), options and models.
 
@@ -113,11 +230,8 @@ def _agree(
         facts = {
             **{name: option(value) for name, value in options.items()},
             "run_eagerly": option(model.run_eagerly),
-            **{name: array(value, remedy, contents=not sharded) for name, value in arrays.items()},
-            **{
-                name: array(value, _SAME_VALIDATION, contents=not sharded)
-                for name, value in (validation or {}).items()
-            },
+            **_facts_of(given, "", remedy, sharded),
+            **_facts_of(validation, "validation ", _SAME_VALIDATION, sharded),
             **{name: Fact(shown, _SAME_MODEL) for name, shown in model.facts(what).items()},
             "the seed": Fact(str(chosen()), "call ar.set_seed with one number on every rank"),
             "the value of the model's variables": Fact(
@@ -130,121 +244,145 @@ def _agree(
     check_equal(replicator, what, facts)
 
 
-def _validate(model: Trainable, rows: Rows | None) -> dict[str, float]:
-    means = loop.measure(model, rows, None) if rows else {}
-    return {f"val_{name}": value for name, value in means.items()}
+def _facts_of(given: Any, kind: str, remedy: str, sharded: bool) -> dict[str, Fact]:
+    if isinstance(given, Samples):
+        named = given.named(kind)
+        return {name: array(each, remedy, contents=not sharded) for name, each in named.items()}
+    # Iterables are compared batch by batch; a rank may have made its own of another class.
+    return {f"{kind}x": Fact("None" if given is None else "batches", remedy)}
 
 
-def _order(model: Trainable, rows: Rows, rank: int) -> np.ndarray:
-    """Draw the epoch's order: the same on all ranks, or each rank's own where its rows are."""
-    own = [rank] if rows.sharded else []
-    return shuffled(len(rows.arrays[0]), [get_seed(), model.epochs_done, *own])
+def _order(model: Trainable, source: Source, options: FitOptions) -> Order | None:
+    """Draw orders of passes: the same on all ranks, or each rank's own where its rows are."""
+    if not isinstance(source, ArraySource):
+        return None
+    own = [rank_of(model.replicator)] if is_sharded(options.data) else []
+    limited = options.steps_per_epoch is not None  # else an epoch is one pass
+
+    def order(number: int) -> np.ndarray:
+        key = [get_seed(), model.epochs_done, *own, *([number] if limited else [])]
+        return shuffled(source.rows, key)
+
+    return order
 
 
 def evaluate(
     model: Trainable,
     x: Any,
     y: Any,
+    sample_weight: Any = None,
     *,
     batch_size: int | None = None,
     verbose: Any = "auto",
+    steps: int | None = None,
+    callbacks: Any = None,
     data: str = "same",
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Compute loss and metrics; `Model.evaluate` says what the arguments mean."""
     check_world(model.replicator, "evaluate")
     replicator = model.replicator
     with telling(replicator, "evaluate"):
         sharded, mode = is_sharded(data), resolve(verbose, rank_of(replicator))
+        hooked = _checked_call(steps, callbacks)
+        given = x
+        if gives_batches(x, y):
+            _refuse_beside_batches(y=y, sample_weight=sample_weight, batch_size=batch_size)
+        else:
+            given = as_samples(x, y, sample_weight, may_be_empty=sharded)
         batch_size = resolve_batch_size(batch_size, replicator)
-        own = as_pair(x, y, ("x", "y"), may_be_empty=sharded)
-    options = {"batch_size": batch_size, "data": data}
-    _agree(model, "evaluate", {"x": own[0], "y": own[1]}, options)
-    with telling(replicator, "evaluate"):
-        model.prepare(*own)
-    check_equal(replicator, "evaluate", {})
-    rows = share_out(replicator, own, batch_size, sharded, "x")
-    with Epoch("evaluate", rows.plan.steps, rows.total, mode) as shown:
-        values = loop.measure(model, rows, shown)
-        shown.finish(values)
+    _agree(model, "evaluate", given, {"batch_size": batch_size, "steps": steps, "data": data})
+    _prepare(model, "evaluate", (given, ""))
+    source = _source(model, given, batch_size, data, "", steps)
+    hooks = Hooks(model, hooked, {"steps": source.steps, "verbose": verbose})
+    try:
+        with Epoch("evaluate", source.steps, mode, replicator) as shown:
+            values = loop.measure(model, source.epoch(), shown, hooks)
+            shown.finish(values)
+    finally:
+        source.close()
+    if not values:
+        raise UsageError("evaluate: x gave no batch")
     return values
 
 
 def predict(
-    model: Trainable, x: Any, *, batch_size: int | None = None, verbose: Any = "auto"
+    model: Trainable,
+    x: Any,
+    *,
+    batch_size: int | None = None,
+    verbose: Any = "auto",
+    steps: int | None = None,
+    callbacks: Any = None,
 ) -> Any:
     """Compute the outputs; `Model.predict` says what the arguments mean."""
     check_world(model.replicator, "predict")
     replicator = model.replicator
     with telling(replicator, "predict"):
         mode = resolve(verbose, rank_of(replicator))
+        hooked = _checked_call(steps, callbacks)
+        given = x
+        if gives_batches(x):
+            _refuse_beside_batches(batch_size=batch_size)
+        else:
+            given = as_samples(x)
         batch_size = resolve_batch_size(batch_size, replicator)
-        samples = as_samples(x, "x")
-    _agree(model, "predict", {"x": samples}, {"batch_size": batch_size})
-    with telling(replicator, "predict"):
-        model.prepare(samples, None)
-    check_equal(replicator, "predict", {})
-    rows = share_out(replicator, (samples,), batch_size, False, "x")
-    with Epoch("predict", rows.plan.steps, rows.total, mode) as shown:
-        outputs = loop.predict(model, rows, shown)
-        shown.finish({})
+    _agree(model, "predict", given, {"batch_size": batch_size, "steps": steps})
+    _prepare(model, "predict", (given, ""))
+    source = _source(model, given, batch_size, "same", "", steps, needs_y=False)
+    hooks = Hooks(model, hooked, {"steps": source.steps, "verbose": verbose})
+    try:
+        with Epoch("predict", source.steps, mode, replicator) as shown:
+            outputs = loop.predict(model, source.epoch(), shown, hooks)
+            shown.finish({})
+    finally:
+        source.close()
     return outputs
 
 
-@dataclass
-class History:
-    """Losses and metrics of every epoch, equal on all ranks.
-
-    Attributes:
-        epoch: The epochs' numbers, from 0.
-        history: "loss", each metric and their "val_" twins, one float per epoch.
-    """
-
-    epoch: list[int] = field(default_factory=list)
-    history: dict[str, list[float]] = field(default_factory=dict)
-
-    def add(self, epoch: int, values: Mapping[str, float]) -> None:
-        """Append one epoch."""
-        self.epoch.append(epoch)
-        for name, value in values.items():
-            self.history.setdefault(name, []).append(value)
+def _checked_call(steps: int | None, callbacks: Any) -> list[Any]:
+    if steps is not None:
+        check_whole("steps", steps, 1)
+    return as_callbacks(callbacks)
 
 
-SHARDED, SAME = "sharded", "same"
-
-
-@dataclass(frozen=True, slots=True)
-class FitOptions:
-    """The options of `Model.fit`, which describes them.
+def resolve_batch_size(batch_size: int | None, replicator: Any) -> int:
+    """Give the global batch size: 32 per replica unless it is given.
 
     Raises:
-        UsageError: One is of another kind than its default, or out of range.
+        UsageError: It is not an integer above 0.
     """
-
-    batch_size: int | None = None
-    epochs: int = 1
-    verbose: Any = "auto"
-    validation_data: Any = None
-    shuffle: bool = True
-    data: str = SAME
-
-    def __post_init__(self) -> None:
-        epochs = self.epochs
-        if isinstance(epochs, bool) or not isinstance(epochs, int | np.integer) or epochs < 0:
-            raise UsageError(f"epochs is an integer from 0, not {epochs!r}")
-        if not isinstance(self.shuffle, bool | np.bool_):
-            raise UsageError(f"shuffle is True or False, not {self.shuffle!r}")
-        is_sharded(self.data)
+    if batch_size is None:
+        return int(BATCH_PER_REPLICA * replicator.num_replicas_in_sync)
+    check_batch_size(batch_size)
+    return batch_size
 
 
-def is_sharded(data: str) -> bool:
-    """Return whether each rank passes its own rows.
+def on_batch(
+    model: Trainable, what: str, samples: tuple[Any, ...], class_weight: Any = None
+) -> Any:
+    """Run one step on a global batch, equal on all ranks; every rank calls it.
 
-    Raises:
-        UsageError: `data` is neither of the two.
+    Args:
+        model: The model.
+        what: "train_on_batch", "test_on_batch" or "predict_on_batch".
+        samples: (x, y, sample_weight), or (x,).
+        class_weight: The weights of classes.
+
+    Returns:
+        The batch's loss and metrics, or outputs.
     """
-    if not isinstance(data, str) or data not in (SAME, SHARDED):
-        raise UsageError(
-            f'data is "{SAME}" (every rank passes equal arrays) or "{SHARDED}" (its own), not '
-            f"{data!r}{did_you_mean(data, (SAME, SHARDED))}"
-        )
-    return data == SHARDED
+    replicator = model.replicator
+    check_world(replicator, what)
+    with telling(replicator, what):
+        given = as_samples(*samples)
+        if class_weight is not None:
+            given = with_class_weight(given, class_weight)
+    _agree(model, what, given, {"data": "same"})
+    _prepare(model, what, (given, ""))
+    source = ArraySource(replicator, given, given.rows)
+    hooks, shown = Hooks(model, (), {}), Epoch(what, 1, 0, replicator)
+    if what == "predict_on_batch":
+        return loop.predict(model, source.epoch(), shown, hooks)
+    if what == "test_on_batch":
+        return loop.measure(model, source.epoch(), None, hooks)
+    return loop.train(model, source.epoch(), model.epochs_done, shown, hooks)[0]

@@ -11,15 +11,25 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Column
 
 from allreduce.data import split_rows
 from allreduce.errors import UsageError, did_you_mean
+from allreduce.graph.core import pytree
+from allreduce.graph.replicate.replicator import Replicator
 
 _REFRESH = (
     0.1  # seconds between two changes of a bar: faster than the eye, too slow to cost anything
 )
+_WORTH_SHOWING = 0.01  # the share of an epoch's time, above which a wait is shown
 
 
 def describe_batch(batch_size: int, replicas: int) -> str:
@@ -57,18 +67,18 @@ class Epoch(AbstractContextManager["Epoch"]):
 
     Args:
         label: "epoch 1/5".
-        steps: The number of steps.
-        samples: The number of samples of all ranks.
-        mode: The result of `resolve`.
+        steps: How many there are; None if it is not known.
+        mode: What `resolve` gave.
+        replicator: The replicas that run the steps.
     """
 
-    def __init__(self, label: str, steps: int, samples: int, mode: int) -> None:
-        self._label = label
-        self._steps = steps
-        self._samples = samples
-        self._mode = mode
+    def __init__(self, label: str, steps: int | None, mode: int, replicator: Replicator) -> None:
+        self._label, self._steps, self._mode = label, steps, mode
+        self._replicator = replicator
         self._start = time.perf_counter()
-        self._rate = 0.0
+        self._seconds = 0.0
+        self._done = self._samples = 0
+        self._input = self._communication = 0.0  # seconds waited
         self._shown = 0.0
         self._bar: Progress | None = None
         self._task = TaskID(0)
@@ -77,30 +87,50 @@ class Epoch(AbstractContextManager["Epoch"]):
             self._bar.start()
             self._task = self._bar.add_task(label, total=steps, values="")
 
-    def step(self, number: int, values: Callable[[], Mapping[str, float]]) -> None:
-        """Move the bar to step `number` (from 1); `values` is called only if they are shown."""
+    def step(
+        self,
+        batch: tuple[Any, ...],
+        function: Callable[..., Any],
+        values: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        """Count a step, and move the bar; `values` is called only if they are shown."""
+        if not self._mode:
+            return
+        self._done += 1
+        self._samples += _rows(batch)
+        compiled = self._replicator.latest(function)
+        if compiled is not None:
+            self._input += compiled.fed.waited if compiled.fed is not None else 0.0
+            bound = compiled.executors[0].latest
+            if bound is not None and bound.timing is not None:
+                self._communication += sum(clock.exposed for clock in bound.timing.clocks.values())
         now = time.perf_counter()
         if self._bar is not None and now - self._shown >= _REFRESH:
-            self._shown = now
-            self._rate = self._samples * number / self._steps / (now - self._start)
-            self._bar.update(
-                self._task, completed=number, values=self._text(values()), refresh=True
-            )
+            self._shown, self._seconds = now, now - self._start
+            text = self._text(values())
+            self._bar.update(self._task, completed=self._done, values=text, refresh=True)
 
     def measured(self) -> None:
         """Stop the clock: all steps are done; validation may follow."""
-        self._rate = self._samples / max(time.perf_counter() - self._start, 1e-9)
+        self._seconds = time.perf_counter() - self._start
 
-    def finish(self, values: Mapping[str, float]) -> None:
+    def finish(self, values: Mapping[str, Any]) -> None:
         """Show the epoch's exact values and its speed."""
         text = self._text(values)
         if self._bar is not None:
-            self._bar.update(self._task, completed=self._steps, values=text, refresh=True)
+            done = self._done or self._steps
+            self._bar.update(self._task, total=done, completed=done, values=text, refresh=True)
         elif self._mode == 2:
             print(f"{self._label}  {text}", flush=True)
 
-    def _text(self, values: Mapping[str, float]) -> str:
-        return "  ".join(filter(None, (format_values(values), f"{self._rate:,.0f} samples/s")))
+    def _text(self, values: Mapping[str, Any]) -> str:
+        parts = [format_values(values)]
+        if self._seconds > 0:
+            parts.append(f"{self._samples / self._seconds:,.0f} samples/s")
+            for name, waited in (("input", self._input), ("communication", self._communication)):
+                share = waited / self._seconds
+                parts.append(f"{share:.0%} waiting for {name}" if share >= _WORTH_SHOWING else "")
+        return "  ".join(filter(None, parts))
 
     def __exit__(
         self,
@@ -112,6 +142,12 @@ class Epoch(AbstractContextManager["Epoch"]):
             self._bar.stop()
 
 
+def _rows(batch: tuple[Any, ...]) -> int:
+    """Return how many rows a batch has, over all replicas of all ranks."""
+    first = next(leaf for leaf in pytree.leaves(batch) if leaf is not None)
+    return sum(first.rows_per_replica or first.weights)
+
+
 def _bar() -> Progress:
     """Make a bar whose values wrap on narrow terminals."""
     fixed, wrapping = Column(no_wrap=True), Column(overflow="fold")
@@ -119,6 +155,7 @@ def _bar() -> Progress:
         TextColumn("{task.description}", table_column=fixed),
         BarColumn(bar_width=16, table_column=Column(min_width=16)),
         MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=5)),
+        TimeRemainingColumn(compact=True, table_column=fixed),
         TextColumn("{task.fields[values]}", table_column=wrapping),
         console=Console(file=sys.stdout),
         auto_refresh=False,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NoReturn
 
 import numpy as np
 
 from allreduce import comm
+from allreduce.cluster.process import traces
 from allreduce.comm import Communicator
-from allreduce.errors import AllreduceError, ClosedError, UsageError
+from allreduce.errors import AllreduceError, ClosedError, MismatchError, UsageError, everywhere
 from allreduce.graph.replicate.owner import default_replicator
 from allreduce.graph.replicate.replicator import Replicator
 
@@ -81,6 +83,32 @@ def everyones(replicator: Replicator, what: str, values: Sequence[int]) -> np.nd
     if replicator.communicator is None:
         return mine[None]
     return comm.exchange(replicator.communicator, what, mine)
+
+
+def everyones_text(replicator: Replicator, what: str, text: str) -> list[str]:
+    """All-gather a text, by rank; `what` names it in errors."""
+    assert replicator.communicator is not None, "one rank alone asks nobody"
+    return [str(each) for each in comm.exchange_plain(replicator.communicator, what, text)]
+
+
+def raise_together(replicator: Replicator, where: str, error: Exception | None) -> NoReturn:
+    """Raise what some rank has raised: there as it is, elsewhere with that rank's traceback.
+
+    Args:
+        replicator: The replicator of the ranks, all of which call this.
+        where: The place: "batch 3", "Mine.on_epoch_end".
+        error: This rank's error; None if it has none.
+    """
+    own = "" if error is None else traces.text(error)
+    texts = everyones_text(replicator, f"the error in {where}", own)
+    if error is not None:
+        raise error
+    rank, text = next((rank, text) for rank, text in enumerate(texts) if text)
+    raise everywhere(
+        MismatchError(
+            f"rank {rank_of(replicator)}: {where} raised on rank {rank}:\n{text.rstrip()}"
+        )
+    )
 
 
 def gather_rows(

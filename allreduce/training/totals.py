@@ -51,7 +51,7 @@ class Totals:
 
     def add(self, results: Mapping[str, PerReplica]) -> None:
         """Add the next step's results."""
-        for index, rows in enumerate(results["loss"].weights):
+        for index, rows in enumerate(next(iter(results.values())).weights):
             self._counts[index] += rows
         self._unread.append(results)
         is_pending = any(result.is_pending for result in results.values())
@@ -69,7 +69,7 @@ class Totals:
                 sums = self._sums.setdefault(name, [0.0] * len(self._counts))
                 for index, value in enumerate(result.values):
                     sums[index] += _sum(value, result.weights[index])
-            if self.first_nan < 0 and any(math.isnan(value) for value in self._sums["loss"]):
+            if self.first_nan < 0 and any(map(math.isnan, self._sums.get("loss", ()))):
                 self.first_nan = self._read_steps
             self._read_steps += 1
         self._unread.clear()
@@ -89,12 +89,15 @@ class Totals:
         return {name: value for name, value in found.items() if isinstance(value, float)}
 
     def means(self) -> dict[str, Any]:
-        """Combine all replicas; every rank gets the same results, wherever the replicas are.
+        """Combine all replicas; nothing before the first step.
 
-        The exchange adds zeros to each replica's sums, which is exact; then every rank sums them
-        in the order of the replicas' ids. States are summed over ranks as they are.
+        Every rank gets the same results, wherever the replicas are. The exchange
+        adds zeros to each replica's sums, which is exact; then every rank sums them in the order of
+        the replicas' ids. States are summed over ranks as they are.
         """
         self.read()
+        if not self._order:
+            return {}
         replicator = self._replicator
         table = np.zeros((replicator.num_replicas_in_sync, len(self._sums) + 1))
         first = replicator.first_replica

@@ -9,16 +9,19 @@ import numpy as np
 
 from allreduce.graph.replicate.replicator import Replicator
 from allreduce.graph.trace.variable import Variable
+from allreduce.training.arrays import Samples
 
 
 class Trainable(Protocol):
     """A model, as the fit loop sees it.
 
     Attributes:
-        epochs_done: The number of epochs trained, on which the next one's order depends.
+        epochs_done: How many epochs it has been trained for; what the next one's order depends on.
+        stop_training: Whether `fit` is to end; callbacks set it.
     """
 
     epochs_done: int
+    stop_training: bool
 
     @property
     def replicator(self) -> Replicator:
@@ -48,22 +51,21 @@ class Trainable(Protocol):
         """Describe a mismatch of model and loss, and the remedy; None if there is none."""
         ...
 
-    def prepare(self, x: np.ndarray, y: np.ndarray | None, kind: str = "") -> None:
+    def prepare(self, samples: Samples, kind: str = "") -> None:
         """Make the variables if there are none yet, and check that samples and targets fit.
 
         Args:
-            x: Samples.
-            y: Targets.
+            samples: Arrays.
             kind: The prefix of "x" and "y" in errors: "validation ".
         """
         ...
 
-    def train_step(self, x: Any, y: Any, sample_weight: Any = None) -> Mapping[str, Any]:
-        """Take one step.
+    @property
+    def train_function(self) -> Callable[..., Mapping[str, Any]]:
+        """What takes one step: a function of x, y and sample_weight.
 
-        Returns:
-            "loss" and metrics, per sample or as scalar means, and increments of the states of those
-            in `state_values`.
+        It returns "loss" and metrics, per sample or as scalar means, and increments of the states
+        of those in `state_values`.
         """
         ...
 
@@ -71,8 +73,9 @@ class Trainable(Protocol):
         """Update with the micro-batches that the latest steps have only added up."""
         ...
 
-    def test_step(self, x: Any, y: Any, sample_weight: Any = None) -> Mapping[str, Any]:
-        """Compute the same without a step and in inference mode."""
+    @property
+    def test_function(self) -> Callable[..., Mapping[str, Any]]:
+        """What computes the same without a step and in inference mode."""
         ...
 
     def predict_step(self, x: Any) -> Any:

@@ -18,6 +18,7 @@ PACKAGES = (
     ("server", "one graph on many tasks", 34),
     ("nn", "layers, models, losses", 34),
     ("training", "the loop of fit", 34),
+    ("callbacks", "between steps of fit", 34),
     ("optim · data", "optimizers, batches", 84),
     ("graph", "a step as a graph", 84),
     ("reduction", "arenas and buckets", 84),

@@ -93,7 +93,7 @@ def _labels(row: int, label: float) -> np.ndarray:
             UsageError,
             r"y\), not one array of shape \(3,\)",
         ),
-        (lambda: fitted(validation_data=(1, 2, 3)), UsageError, r"a pair \(x, y\), not 3 values"),
+        (lambda: fitted(validation_data=(1, 2, 3, 4)), UsageError, r"\(x, y\), not 4 values"),
         (lambda: classifier().compile("sgd", "mse_loss"), UsageError, "did you mean 'mse'"),
         (
             lambda: fitted(validation_data=(np.ones((3, 6)), np.zeros(2, int))),

@@ -115,29 +115,35 @@ def class_numbers(model: Layer, labels: np.ndarray, name: str) -> None:
         )
 
 
-def tables(trace: Trace) -> dict[str, int]:
-    """Find the layers that look up a step's first input directly, and the rows of their tables."""
-    found: dict[str, int] = {}
+# (layer, index of the step's input, rows of the layer's table)
+Lookups = tuple[tuple[str, int, int], ...]
+
+
+def tables(trace: Trace) -> Lookups:
+    """Find where a step's inputs are looked up as they are."""
+    found = []
     for node in trace.nodes:
-        if node.op == "take" and not node.attrs["wrap"] and node.inputs[1] == trace.inputs[0]:
+        if node.op == "take" and not node.attrs["wrap"] and node.inputs[1] in trace.inputs:
             rows = trace.nodes[node.inputs[0]].spec.shape[0]
             if isinstance(rows, int):
-                found[node.part] = rows
-    return found
+                found.append((node.part, trace.inputs.index(node.inputs[1]), rows))
+    return tuple(found)
 
 
-def known_numbers(rows_of: Mapping[str, int], samples: np.ndarray, name: str) -> None:
+def known_numbers(lookups: Lookups, named: Mapping[str, np.ndarray]) -> None:
     """Refuse numbers that an Embedding has no vectors for, before a step meets them.
 
     Args:
-        rows_of: The result of `tables`.
-        samples: The whole array.
-        name: Its name in errors.
+        lookups: What `tables` found.
+        named: The step's inputs by what errors call them: whole arrays.
 
     Raises:
         UsageError: Names the layer, the first of the numbers, and its row in the whole array.
     """
-    for layer, rows in rows_of.items():
+    names = list(named)
+    for layer, index, rows in lookups:
+        name = names[index]
+        samples = named[name]
         wrong = (samples < 0) | (samples >= rows)
         if wrong.any():
             raise UsageError(

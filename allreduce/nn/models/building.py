@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from os import PathLike
 from typing import Any, ClassVar
@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.core.pytree import map_leaves
 from allreduce.graph.core.spec import BATCH, Shape, Spec
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.trace.trace import Trace, recording
@@ -60,19 +61,25 @@ class Built(Layer):
         predict_step.__qualname__ = f"{type(self).__name__}.predict_step"  # for messages
         return predict_step
 
-    def _sketch(self, step: Callable[..., Any], *arrays: np.ndarray) -> Mapping[str, int]:
+    def _sketch(self, step: Callable[..., Any], *given: Any) -> checks.Lookups:
         """Trace a step for its shapes alone; the first time makes the variables.
 
+        Args:
+            step: The step.
+            given: Its arguments: structures of arrays.
+
         Returns:
-            The embedding tables that take samples directly as indices, with their numbers of rows.
+            The embedding tables that take samples directly as indices.
         """
         trace = Trace()
         with recording(trace):
-            inputs = [
-                trace.placeholder(Spec((BATCH, *array.shape[1:]), array.dtype), name)
-                for array, name in zip(arrays, ("x", "y"), strict=False)
-            ]
-            step(*inputs)
+
+            def placeholder(array: np.ndarray | None) -> Any:
+                if array is None:
+                    return None
+                return trace.placeholder(Spec((BATCH, *array.shape[1:]), array.dtype), "x")
+
+            step(*map_leaves(placeholder, given))
         return checks.tables(trace)
 
     def build(self, input_shape: Any, dtype: str | None = None) -> None:

@@ -92,7 +92,7 @@ def _made(
             model.compile(**steps.restore(described["compiled"], custom))
             model.optimizer.load_state(state)
         # Dropout's draws depend on the number of runs of the step.
-        model.replicator.set_steps(model.train_step, model.optimizer.iterations)
+        model.replicator.set_steps(model.train_function, model.optimizer.iterations)
     return model
 
 

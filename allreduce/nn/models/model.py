@@ -11,23 +11,24 @@ from rich.console import Console
 from rich.table import Table
 
 from allreduce import training
+from allreduce.callbacks.history import History
 from allreduce.devices import options
 from allreduce.errors import ShapeError, UsageError
 from allreduce.events import logger
 from allreduce.graph.core.naming import snake_case, unique_name
-from allreduce.graph.core.spec import Shape, show
+from allreduce.graph.core.spec import show
 from allreduce.nn import losses, metrics
 from allreduce.nn.core import checks
 from allreduce.nn.core.calls import check_made
 from allreduce.nn.core.checks import inner_layers
 from allreduce.nn.core.layer import Layer
-from allreduce.nn.models import freezing, outputs, saving
+from allreduce.nn.models import freezing, keras_names, outputs, saving
 from allreduce.nn.models.building import Built
 from allreduce.nn.models.outputs import Settings, Values
 from allreduce.nn.models.steps import Steps
 from allreduce.optim import Optimizer
 from allreduce.optim.options import micro_batches
-from allreduce.training import FitOptions, History
+from allreduce.training import FitOptions, Samples
 
 
 class Model(Built):
@@ -49,32 +50,35 @@ class Model(Built):
         unique = name or unique_name(snake_case(type(self).__name__))
         super().__init__(name=unique, dtype=dtype, trainable=trainable)
         self.epochs_done = 0
+        self.stop_training = False
         self._compiled: Steps | None = None
         self._run_eagerly = False
         # The kinds of samples and targets for which a step was sketched, with the tables that look
         # up such samples directly.
-        self._prepared: dict[tuple[Any, ...], Mapping[str, int]] = {}
+        self._prepared: dict[str, checks.Lookups] = {}
 
     def _stand_alone(self) -> None:
         self.path = self.name
 
     def compile(
         self,
-        optimizer: Any,
-        loss: Any,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
         metrics: Any = None,
         *,
         loss_weights: Any = None,
         weighted_metrics: Any = None,
         run_eagerly: bool = False,
         gradient_accumulation: int | None = None,
+        **unknown: Any,
     ) -> None:
         """Choose how to train; steps are traced again, with the layers' current settings.
 
         Args:
             optimizer: An Optimizer, or "adam", "sgd" for one with its defaults.
             loss: A name, a Loss, or a function (y_true, y_pred) that gives one value per sample;
-                with several outputs one for all, or a dict by output or a list of several.
+                with several outputs one for all, or a dict by output or a list of several. None
+                for a model with a `train_step` of its own that needs none.
             metrics: Names ("accuracy"), Metrics, or functions (y_true, y_pred) that give one value
                 per sample: a list, or with several outputs a dict of lists.
             loss_weights: The factor of each output's loss in the sum: a dict or a list.
@@ -84,12 +88,14 @@ class Model(Built):
             gradient_accumulation: How many batches of `fit`, which are then micro-batches, make an
                 update; by default as the optimizer has it, one. What is left at the end of an
                 epoch makes an update, too.
+            unknown: Raises an error that says where Keras's other arguments stand here.
 
         Raises:
             UsageError: A name is unknown; the message lists the existing ones.
         """
         check_made(self)
         with training.naming_rank(self.replicator, "compile"):
+            keras_names.refuse(self.compile, unknown)
             if not isinstance(run_eagerly, bool | np.bool_):
                 raise UsageError(f"run_eagerly is True or False, not {run_eagerly!r}")
             settings = Settings(loss, loss_weights, metrics, weighted_metrics)
@@ -121,12 +127,52 @@ class Model(Built):
         return self._steps().state_values
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether `compile` was called."""
+        return self._compiled is not None
+
+    @property
     def train_step(self) -> Callable[..., Any]:
+        """What takes one step in `fit`.
+
+        A subclass may define `train_step(self, data)` in its place, with `data` as (x, y) or
+        (x, y, sample_weight). It runs as one replica's program, calls `self.optimizer.minimize`,
+        and returns a dict of the loss and the metrics, one value per sample each.
+        """
         return self._steps().train_step
 
     @property
     def test_step(self) -> Callable[..., Any]:
+        """What computes the loss and metrics in `evaluate`; a subclass may define its own."""
         return self._steps().test_step
+
+    @property
+    def train_function(self) -> Callable[..., Any]:
+        """The function that `fit` traces: of x, y and sample_weight."""
+        steps = self._steps()
+        return steps.own_train_step if self.has_own("train_step") else steps.train_step
+
+    @property
+    def test_function(self) -> Callable[..., Any]:
+        """The function that `evaluate` traces: of x, y and sample_weight."""
+        steps = self._steps()
+        return steps.own_test_step if self.has_own("test_step") else steps.test_step
+
+    def has_own(self, method: str) -> bool:
+        """Tell whether a subclass defines a `train_step` or `test_step` of its own."""
+        return getattr(type(self), method) is not getattr(Model, method)
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
+    ) -> Any:
+        """Compute the compiled loss inside a `train_step`, one value per sample."""
+        del x  # Keras's first argument; losses are computed of outputs
+        return self._steps().evaluated(y_pred, y, sample_weight)[0]
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        """Compute the compiled metrics inside a `train_step`: a dict for it to return."""
+        del x  # Keras's first argument; metrics are computed of outputs
+        return self._steps().measured(y_pred, y, sample_weight)
 
     def _steps(self) -> Steps:
         if self._compiled is None:
@@ -138,28 +184,51 @@ class Model(Built):
 
     def fit(
         self,
-        x: Any,
-        y: Any,
-        *,
+        x: Any = None,
+        y: Any = None,
         batch_size: int | None = None,
         epochs: int = 1,
         verbose: Any = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
         validation_data: Any = None,
         shuffle: bool = True,
+        class_weight: Any = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: Any = 1,
+        *,
         data: str = "same",
+        **unknown: Any,
     ) -> History:
-        """Train on arrays; every rank calls it.
+        """Train; every rank calls it.
 
         Args:
-            x: Samples `(rows, …)`: equal on all ranks, or with `data="sharded"` each rank's own.
-            y: Their targets `(rows, …)`.
+            x: Samples `(rows, …)`: an array, or a tuple or dict of arrays; equal on all ranks, or
+                with `data="sharded"` each rank's own. Or an iterable of batches (x, y) or
+                (x, y, sample_weight): a generator, a list, a DataLoader.
+            y: Their targets `(rows, …)`, likewise; none with an iterable.
             batch_size: The global batch, shared by all replicas; 32 per replica by default.
-            epochs: How often to go through the data.
+            epochs: The number of the last epoch, from 1.
             verbose: "auto" or 1 for a bar on a terminal and lines elsewhere; 2 for lines; 0 for
                 nothing.
-            validation_data: (x, y) to evaluate after each epoch.
-            shuffle: Whether to draw a new order for each epoch, the same on all ranks.
+            callbacks: A list of `ar.callbacks.Callback`.
+            validation_split: The share of the last rows that are not trained on but evaluated
+                after each epoch.
+            validation_data: (x, y), (x, y, sample_weight) or an iterable of batches to evaluate.
+            shuffle: Whether to draw a new order of arrays for each epoch, the same on all ranks.
+            class_weight: A dict from a class's number to the weight of its samples; others have 1.
+            sample_weight: One weight per sample `(rows,)`, which multiplies its loss.
+            initial_epoch: The number of epochs that are taken to be done.
+            steps_per_epoch: How many batches make an epoch; the next epoch goes on from there.
+            validation_steps: How many batches make a validation.
+            validation_batch_size: That of arrays; `batch_size` by default.
+            validation_freq: After how many epochs to validate, or after which ones (from 1).
             data: "same" or "sharded".
+            unknown: Raises an error that says where Keras's other arguments stand here.
 
         Returns:
             Exact means over all samples of each epoch, equal on all ranks.
@@ -170,68 +239,122 @@ class Model(Built):
             NumericsError: The loss became NaN; names the epoch and the step.
         """
         with training.telling(self.replicator, "fit"):
+            keras_names.refuse(self.fit, unknown)
             changes = self._steps().new_changes()
             if changes and training.rank_of(self.replicator) == 0:
                 logger.warning("fit: %s", changes)
-            options = FitOptions(batch_size, epochs, verbose, validation_data, shuffle, data)
+            options = FitOptions(
+                *(batch_size, epochs, verbose, callbacks, validation_split, validation_data),
+                *(shuffle, class_weight, sample_weight, initial_epoch, steps_per_epoch),
+                *(validation_steps, validation_batch_size, validation_freq, data),
+            )
         history = training.fit(self, x, y, options)
         self.optimizer.consolidate()  # so that one rank alone can save it
         return history
 
     def evaluate(
         self,
-        x: Any,
-        y: Any,
-        *,
+        x: Any = None,
+        y: Any = None,
         batch_size: int | None = None,
         verbose: Any = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
         return_dict: bool = False,
+        *,
         data: str = "same",
+        **unknown: Any,
     ) -> Any:
         """Compute the loss and the metrics in inference mode; every rank calls it.
+
+        The arguments are `fit`'s; `steps` is the number of batches to take.
 
         Returns:
             `[loss, *metrics]`, the loss alone if there are no metrics, or a dict with
             `return_dict`.
         """
         with training.telling(self.replicator, "evaluate"):
+            keras_names.refuse(self.evaluate, unknown)
             self._steps()
-        values = training.evaluate(self, x, y, batch_size=batch_size, verbose=verbose, data=data)
-        if return_dict:
-            return values
-        listed = list(values.values())
-        return listed if len(listed) > 1 else listed[0]
+        options = {"batch_size": batch_size, "verbose": verbose, "steps": steps, "data": data}
+        values = training.evaluate(self, x, y, sample_weight, callbacks=callbacks, **options)
+        return values if return_dict else _listed(values)
 
-    def predict(self, x: Any, *, batch_size: int | None = None, verbose: Any = "auto") -> Any:
-        """Compute the outputs in inference mode; every rank gets all rows, in order."""
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        steps: int | None = None,
+        callbacks: Any = None,
+        **unknown: Any,
+    ) -> Any:
+        """Compute the outputs in inference mode; every rank gets all rows, in order.
+
+        Of an iterable's batches (x, y) only x is used.
+        """
         check_made(self)
-        return training.predict(self, x, batch_size=batch_size, verbose=verbose)
+        with training.telling(self.replicator, "predict"):
+            keras_names.refuse(self.predict, unknown)
+        options = {"batch_size": batch_size, "verbose": verbose, "steps": steps}
+        return training.predict(self, x, callbacks=callbacks, **options)
 
-    def prepare(self, x: np.ndarray, y: np.ndarray | None, kind: str = "") -> None:
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Any = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Take one step on a global batch, equal on all ranks; every rank calls it.
+
+        Returns:
+            This batch's loss and metrics, as `evaluate` does.
+        """
+        given = (x, y, sample_weight)
+        values = training.on_batch(self, "train_on_batch", given, class_weight)
+        return values if return_dict else _listed(values)
+
+    def test_on_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
+    ) -> Any:
+        """Compute one batch's loss and metrics, as `train_on_batch` without a step."""
+        values = training.on_batch(self, "test_on_batch", (x, y, sample_weight))
+        return values if return_dict else _listed(values)
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """Compute the outputs of one batch; every rank gets all rows."""
+        return training.on_batch(self, "predict_on_batch", (x,))
+
+    def prepare(self, samples: Samples, kind: str = "") -> None:
         """Make the variables if there are none yet, and check that samples and targets fit.
 
         Args:
-            x: Samples.
-            y: Targets.
+            samples: Arrays.
             kind: The prefix of "x" and "y" in errors: "validation ".
         """
-        sample = _kind(x), None if y is None else _kind(y)
-        if sample not in self._prepared:
+        named, key = samples.named(kind), training.describe(samples)
+        if key not in self._prepared:
             checks.same_replicator(self)
         # A step that runs eagerly makes the variables itself: a sketch has no values to look at.
-        if sample not in self._prepared and not self.run_eagerly:
+        if key not in self._prepared and not self.run_eagerly:
+            needs_loss = samples.y is not None and self._steps().measures
+            step = self.test_function if needs_loss else self.predict_step
             try:
-                if y is None:
-                    tables = self._sketch(self.predict_step, x)
-                else:
-                    tables = self._sketch(self.test_step, x, y)
+                given = samples.given if needs_loss else (samples.x,)
+                lookups = self._sketch(step, *given)
             except ShapeError as error:
-                shapes = f"{kind}x has shape {x.shape}" + ("" if y is None else f" and y {y.shape}")
+                parts = [f"{name} has shape {array.shape}" for name, array in named.items()]
+                shapes = " and ".join(
+                    [*parts[:1], *(each.replace("has shape ", "") for each in parts[1:])]
+                )
                 raise ShapeError(f"{error} ({shapes})") from None
-            self._prepared[sample] = tables
-        checks.known_numbers(self._prepared.get(sample, {}), x, f"{kind}x")
-        if y is not None and self._steps().takes_class_numbers:
-            checks.class_numbers(self, y, f"{kind}y")
+            self._prepared[key] = lookups
+        checks.known_numbers(self._prepared.get(key, ()), named)
+        if isinstance(samples.y, np.ndarray) and self._steps().takes_class_numbers:
+            checks.class_numbers(self, samples.y, f"{kind}y")
 
     def facts(self, what: str) -> dict[str, str]:
         """List the facts that must be equal on all ranks; see `training.Trainable`."""
@@ -275,8 +398,9 @@ class Model(Built):
             saving.save(path, self, described, compiled.optimizer if compiled else None)
 
 
-def _kind(array: np.ndarray) -> tuple[Shape, str]:
-    return array.shape[1:], array.dtype.str
+def _listed(values: Mapping[str, Any]) -> Any:
+    listed = list(values.values())
+    return listed if len(listed) > 1 else listed[0]
 
 
 def _print_summary(model: Layer) -> None:

@@ -121,8 +121,6 @@ def plan_outputs(settings: Settings, names: Sequence[str]) -> list[Output]:
                 short, measure = metrics.get(each, output.loss)
                 found[_fresh(short, name, taken)] = measure
         outputs.append(output)
-    if all(output.loss is None for output in outputs):
-        raise UsageError("no output has a loss: compile(loss=…) names one for at least one output")
     return outputs
 
 
@@ -313,7 +311,7 @@ def probabilities(model: Layer, loss: Any) -> str:
 
     Only the activation of the model's last layer is considered.
     """
-    row = losses.row_of(loss)
+    row = None if loss is None else losses.row_of(loss)
     if row is None or not row.shares or getattr(loss, "options", {}).get("from_logits"):
         return ""
     last: Layer | None = model

@@ -190,7 +190,7 @@ _WHOLE: Mapping[str, Any] = {
     "epochs_done": int,
     "compiled": dict | None,
 }
-_COMPILED: Mapping[str, Any] = {"optimizer": dict, "loss": dict, "metrics": list}
+_COMPILED: Mapping[str, Any] = {"optimizer": dict, "loss": dict | list, "metrics": dict | list}
 _COUNTS = 1 << 63  # the limit of epochs and steps, as in int64
 
 

@@ -10,13 +10,13 @@ from allreduce.errors import UsageError
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.trace.variable import Variable
 from allreduce.nn import losses, metrics
-from allreduce.nn.core.layer import Layer
 from allreduce.nn.models.outputs import (
     Output,
     Settings,
     Values,
     by_name,
     output_names,
+    per_sample,
     plan_outputs,
 )
 
@@ -34,7 +34,7 @@ class Steps:
             histories give to validation data.
     """
 
-    def __init__(self, model: Layer, optimizer: Any, settings: Settings) -> None:
+    def __init__(self, model: Any, optimizer: Any, settings: Settings) -> None:
         self._model = model
         self.optimizer = optim.get(optimizer)
         self.settings = settings
@@ -48,15 +48,21 @@ class Steps:
     def takes_class_numbers(self) -> bool:
         """Whether targets are class numbers, from 0 to below the number of outputs."""
         options = getattr(self.loss, "options", {})
-        row = losses.row_of(self.loss)
+        row = None if self.loss is None else losses.row_of(self.loss)
         is_any = options.get("ignore_class") is None
         return row is not None and row.targets == "class numbers" and is_any
+
+    @property
+    def measures(self) -> bool:
+        """Whether `evaluate` has something to compute: a loss, or the model's own `test_step`."""
+        return bool(self.settings.loss) or self._model.has_own("test_step")
 
     @property
     def loss(self) -> Any:
         """The loss of a model with one output; with several, the argument of `compile`."""
         given = self.settings.loss
-        return losses.get(given) if not isinstance(given, Mapping | list | tuple) else given
+        whole = given is None or isinstance(given, Mapping | list | tuple)
+        return given if whole else losses.get(given)
 
     @property
     def state_values(self) -> Mapping[str, Values]:
@@ -64,10 +70,14 @@ class Steps:
         planned = next(reversed(self._outputs.values()), [])
         return {name: value for each in planned for name, value in each.state_values.items()}
 
-    def train_step(self, x: Any, y: Any, sample_weight: Any = None) -> Mapping[str, Tensor]:
-        """Take one step; gives "loss" per sample and each metric, per sample or as an increment."""
+    def train_step(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Tensor]:
+        """Take one step; gives "loss" per sample and each metric, per sample or as an increment.
+
+        Called with one tuple, as a subclass's own step does, this is (x, y) or (x, y, weights).
+        """
+        x, y, sample_weight = unpacked(x, y, sample_weight)
         outputs = self._model(x, training=True)
-        loss, results = self._evaluated(outputs, y, sample_weight)
+        loss, results = self.evaluated(outputs, y, sample_weight)
         variables = self._model.trainable_variables
         if not variables and self._model.variables:
             raise UsageError(
@@ -78,12 +88,42 @@ class Steps:
         self._trained = _names(variables)
         return results
 
-    def test_step(self, x: Any, y: Any, sample_weight: Any = None) -> Mapping[str, Tensor]:
+    def test_step(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Tensor]:
         """Compute the same in inference mode, without a step."""
-        return self._evaluated(self._model(x, training=False), y, sample_weight)[1]
+        x, y, sample_weight = unpacked(x, y, sample_weight)
+        return self.evaluated(self._model(x, training=False), y, sample_weight)[1]
 
-    train_step.__qualname__ = "Model.train_step"  # for messages, as people know them
-    test_step.__qualname__ = "Model.test_step"
+    def own_train_step(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Tensor]:
+        """Take one step by the model's own `train_step(data)`."""
+        found = self._given("train_step", x, y, sample_weight)
+        self._trained = _names(self._model.trainable_variables)
+        return found
+
+    def own_test_step(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Tensor]:
+        """Compute by the model's own `test_step(data)`."""
+        return self._given("test_step", x, y, sample_weight)
+
+    train_step.__qualname__ = own_train_step.__qualname__ = "Model.train_step"  # for messages
+    test_step.__qualname__ = own_test_step.__qualname__ = "Model.test_step"
+
+    def _given(self, method: str, x: Any, y: Any, sample_weight: Any) -> dict[str, Tensor]:
+        """Call a step of the model's own, and check what it returns.
+
+        Raises:
+            UsageError: It is no dict of tensors.
+        """
+        data = (x, y) if sample_weight is None else (x, y, sample_weight)
+        found = getattr(self._model, method)(data)
+        what = f"{type(self._model).__name__}.{method}"
+        if not isinstance(found, Mapping) or not found:
+            raise UsageError(
+                f"{what} returned {found!r:.60}; return a dict of the loss and the metrics by name"
+            )
+        known = self.state_values
+        return {
+            str(name): value if name in known else per_sample(f"{name!r} of {what}", value)
+            for name, value in found.items()
+        }
 
     def new_changes(self) -> str:
         """Describe, once, the variables frozen or unfrozen since the step was traced, which ignores
@@ -106,20 +146,14 @@ class Steps:
             "traced; call compile again"
         )
 
-    def _evaluated(
+    def evaluated(
         self, outputs: Any, y: Any, sample_weight: Any
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the loss, and all results by the names that histories have."""
-        names = output_names(self._model, outputs)
-        planned = self._planned(names)
         total: Any = None
         parts: dict[str, Tensor] = {}
         measured: dict[str, Tensor] = {}
-        predictions = by_name("the model's outputs", outputs, names)
-        targets = by_name("y", y, names)
-        weights = by_name("sample_weight", sample_weight, names, may_be_one=True)
-        for output in planned:
-            here = targets[output.name], predictions[output.name], weights[output.name]
+        for output, *here in self._by_output(outputs, y, sample_weight):
             if output.loss is not None:
                 part = output.lose(*here)
                 share = part if output.weight == 1 else part * output.weight
@@ -127,7 +161,36 @@ class Steps:
                 if output.name:
                     parts[f"{output.name}_loss"] = part
             measured |= output.measure(*here)
+        if total is None:
+            raise UsageError(
+                "no output has a loss: give compile a loss=, or the model a train_step"
+            )
         return total, {"loss": total, **parts, **measured}
+
+    def measured(self, outputs: Any, y: Any, sample_weight: Any) -> dict[str, Tensor]:
+        """Compute the metrics alone."""
+        found: dict[str, Tensor] = {}
+        for output, *here in self._by_output(outputs, y, sample_weight):
+            found |= output.measure(*here)
+        return found
+
+    def _by_output(
+        self, outputs: Any, y: Any, sample_weight: Any
+    ) -> list[tuple[Output, Any, Any, Any]]:
+        """Give each output with its targets, its prediction and its weights."""
+        if y is None:
+            raise UsageError(
+                "y is missing: the loss and the metrics compare it with the outputs; pass targets, "
+                "or give the model a train_step of its own"
+            )
+        names = output_names(self._model, outputs)
+        predictions = by_name("the model's outputs", outputs, names)
+        targets = by_name("y", y, names)
+        weights = by_name("sample_weight", sample_weight, names, may_be_one=True)
+        return [
+            (each, targets[each.name], predictions[each.name], weights[each.name])
+            for each in self._planned(names)
+        ]
 
     def _planned(self, names: Sequence[str]) -> list[Output]:
         key = tuple(names)
@@ -140,7 +203,7 @@ class Steps:
         given = self.settings
         return {
             "optimizer": optim.serialize(self.optimizer),
-            "loss": _mapped(lambda each: losses.serialize(losses.get(each)), given.loss),
+            "loss": _mapped(lambda each: losses.serialize(losses.get(each)), given.loss) or {},
             "loss_weights": given.loss_weights,
             "metrics": _mapped(metrics.serialize, given.metrics or []),
             "weighted_metrics": _mapped(metrics.serialize, given.weighted_metrics or []),
@@ -164,6 +227,13 @@ def _unmapped(function: Callable[[Any], Any], config: Any) -> Any:
     return None if config is None else function(config)
 
 
+def unpacked(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+    """Take the one argument of a step apart if it is a tuple (x, y) or (x, y, sample_weight)."""
+    if y is None and sample_weight is None and isinstance(x, tuple) and len(x) in (2, 3):
+        x, y, sample_weight = (*x, None)[:3]
+    return x, y, sample_weight
+
+
 def _names(variables: Iterable[Variable]) -> frozenset[str]:
     return frozenset(variable.name for variable in variables)
 
@@ -180,7 +250,7 @@ def restore(config: Mapping[str, Any], custom: Mapping[str, Any]) -> dict[str, A
 
     return {
         "optimizer": optim.deserialize(config["optimizer"], custom),
-        "loss": _unmapped(lambda each: losses.deserialize(each, custom), config["loss"]),
+        "loss": _unmapped(lambda each: losses.deserialize(each, custom), config["loss"] or None),
         "loss_weights": config.get("loss_weights"),
         "metrics": _unmapped(metric, config["metrics"]),
         "weighted_metrics": _unmapped(metric, config.get("weighted_metrics")),

@@ -1,0 +1,96 @@
+"""`ModelCheckpoint`: save the model between epochs or steps."""
+
+from __future__ import annotations
+
+from os import PathLike, fspath
+from typing import Any
+
+import numpy as np
+
+from allreduce.callbacks.base import Callback, Logs, Monitor
+from allreduce.errors import UsageError
+
+
+class ModelCheckpoint(Callback):
+    """Saves the model or its weights after epochs, or after every so many batches.
+
+    Runs on all ranks, which decide alike; rank 0 writes the file.
+
+    Args:
+        filepath: The file; `{epoch}` (from 1), `{batch}` and names of logs may stand in it:
+            "model-{epoch:02d}-{val_loss:.2f}.safetensors".
+        monitor: The value that `save_best_only` looks at.
+        verbose: 1 prints a line for each file.
+        save_best_only: Whether to save only if the monitored value is the best so far.
+        save_weights_only: Whether `save_weights` is called instead of `save`.
+        mode: "min", "max" or "auto".
+        save_freq: "epoch", or a number of batches, counted over epochs.
+        initial_value_threshold: A value that has to be bettered.
+
+    Raises:
+        UsageError: `save_freq` is neither.
+    """
+
+    def __init__(
+        self,
+        filepath: str | PathLike[str],
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_best_only: bool = False,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+        initial_value_threshold: float | None = None,
+    ) -> None:
+        whole = isinstance(save_freq, int) and not isinstance(save_freq, bool) and save_freq > 0
+        if save_freq != "epoch" and not whole:
+            raise UsageError(
+                f'ModelCheckpoint takes save_freq "epoch" or a number of batches: {save_freq!r}'
+            )
+        self._monitor = Monitor("ModelCheckpoint", monitor, mode)
+        self._monitor.best = initial_value_threshold
+        self.filepath, self.verbose = fspath(filepath), verbose
+        self.save_best_only, self.save_weights_only = save_best_only, save_weights_only
+        self.save_freq = save_freq
+        self._epoch = self._batches = 0
+        if whole:  # else every batch would cost an exchange
+            self.on_train_batch_end = self._after_batch  # type: ignore[method-assign]
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002
+        self._epoch = epoch
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002
+        if self.save_freq == "epoch":
+            self._save(None, logs)
+
+    def _after_batch(self, batch: int, logs: Logs | None = None) -> None:
+        self._batches += 1
+        if self._batches % int(self.save_freq) == 0:
+            self._save(batch, logs)
+
+    def _save(self, batch: int | None, logs: Logs | None) -> None:
+        if self.save_best_only:
+            value = self._monitor.read(logs)
+            if value is None or not self._monitor.take(value):
+                return
+        path = self._path(batch, logs)
+        if not self.save_weights_only:
+            self.model.optimizer.consolidate()  # a collective call, of all ranks
+        if self.rank == 0:
+            save = self.model.save_weights if self.save_weights_only else self.model.save
+            save(path)
+        if self.verbose:
+            self.say(f"epoch {self._epoch + 1}: saved the model to {path}")
+
+    def _path(self, batch: int | None, logs: Logs | None) -> str:
+        numbers = {name: value for name, value in (logs or {}).items() if np.ndim(value) == 0}
+        values: dict[str, Any] = {**numbers, "epoch": self._epoch + 1}
+        if batch is not None:
+            values["batch"] = batch + 1
+        try:
+            return self.filepath.format(**values)
+        except KeyError as error:
+            raise UsageError(
+                f"ModelCheckpoint: filepath {self.filepath!r} names {error}, but there are "
+                f"{', '.join(values)}"
+            ) from None

@@ -1,0 +1,57 @@
+"""`CSVLogger`: one line per epoch in a file."""
+
+from __future__ import annotations
+
+import csv
+from os import PathLike
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from allreduce.callbacks.base import Callback, Logs
+
+
+class CSVLogger(Callback):
+    """Writes each epoch's logs into a CSV file, on rank 0.
+
+    Args:
+        filename: The file.
+        separator: What stands between values.
+        append: Whether to go on with a file that exists.
+    """
+
+    def __init__(
+        self, filename: str | PathLike[str], separator: str = ",", append: bool = False
+    ) -> None:
+        self._path, self._separator, self._append = Path(filename), separator, append
+        self._file: TextIO | None = None
+        self._columns: list[str] = []
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002
+        if self.rank:
+            return
+        old = self._path.read_text() if self._append and self._path.exists() else ""
+        self._columns = old.splitlines()[0].split(self._separator) if old else []
+        self._file = self._path.open("a" if self._append else "w", newline="")
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        if self._file is None:
+            return
+        values: dict[str, Any] = {"epoch": epoch, **(logs or {})}
+        writer = csv.writer(self._file, delimiter=self._separator, lineterminator="\n")
+        if not self._columns:
+            self._columns = list(values)
+            writer.writerow(self._columns)
+        # An epoch without validation (validation_freq) has fewer values.
+        writer.writerow([_shown(values.get(name, "NA")) for name in self._columns])
+        self._file.flush()
+
+    def on_train_end(self, logs: Logs | None = None) -> None:  # noqa: ARG002
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _shown(value: Any) -> Any:
+    return np.asarray(value).tolist() if np.ndim(value) else value

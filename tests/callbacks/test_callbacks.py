@@ -1,0 +1,247 @@
+"""Each callback of `ar.callbacks` in `fit`, in one process."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from allreduce.strategies import MirroredStrategy
+
+import allreduce as ar
+from allreduce.errors import UsageError
+from tests.nn.common import blobs, classifier
+
+
+def fitted(*callbacks: Any, epochs: int = 3, model: Any = None, **options: Any) -> Any:
+    """Fit `classifier` with callbacks; returns the model and its History."""
+    x, y = blobs(60)
+    model = model or classifier()
+    options = {"batch_size": 20, "validation_data": (x[:20], y[:20]), "verbose": 0, **options}
+    return model, model.fit(x, y, epochs=epochs, callbacks=list(callbacks), **options)
+
+
+class Scripted(ar.callbacks.Callback):
+    """Puts given values into the logs, as if the model had them."""
+
+    def __init__(self, values: list[float]) -> None:
+        self.values = values
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        logs["val_loss"] = self.values[epoch]
+
+
+def test_methods_are_called_in_keras_order_with_the_logs() -> None:
+    called: list[str] = []
+    logs_of: dict[str, Any] = {}
+
+    class Spy(ar.callbacks.Callback):
+        pass
+
+    for name in ar.callbacks.base.HOOKS:
+
+        def hook(self: Any, *given: Any, name: str = name) -> None:
+            *numbers, logs = given
+            called.append(" ".join([name.removeprefix("on_"), *map(str, numbers)]))
+            logs_of[name] = dict(logs)
+
+        setattr(Spy, name, hook)
+    spy = Spy()
+    model, history = fitted(spy, epochs=1, batch_size=30)
+    steps = [f"train_batch_{when} {i}" for i in (0, 1) for when in ("begin", "end")]
+    tests = ["test_begin", "test_batch_begin 0", "test_batch_end 0", "test_end"]
+    ends = ["epoch_end 0", "train_end"]
+    assert called == ["train_begin", "epoch_begin 0", *steps, *tests, *ends]
+    assert logs_of["on_train_batch_end"]["loss"] == history.history["loss"][0]
+    assert logs_of["on_epoch_end"] == {k: v[0] for k, v in history.history.items()}
+    assert spy.params == {"epochs": 1, "steps": 2, "verbose": 0}
+    assert spy.model is model
+    called.clear()
+    model.predict(blobs(60)[0], batch_size=60, verbose=0, callbacks=[spy])
+    batch = ["predict_batch_begin 0", "predict_batch_end 0"]
+    assert called == ["predict_begin", *batch, "predict_end"]
+
+
+def test_logs_of_batches_are_means_so_far_over_all_replicas() -> None:
+    seen = []
+    log = ar.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: seen.append(logs["loss"]))
+    losses = []
+    for count in (1, 3):
+        seen.clear()
+        with MirroredStrategy([f"CPU:{i}" for i in range(count)]).scope():
+            model = classifier()
+        fitted(log, epochs=1, model=model)
+        losses.append(list(seen))
+    assert len(losses[0]) == 3
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+
+
+def test_early_stopping_stops_and_gives_the_best_weights_back() -> None:
+    weights: list[Any] = []
+    keep = ar.callbacks.LambdaCallback(
+        on_epoch_end=lambda *_: weights.append(model.get_weights()[0])
+    )
+    model = classifier()
+    values = [3.0, 1.0, 2.0, 1.5, 0.5]
+    stop = ar.callbacks.EarlyStopping(patience=2, restore_best_weights=True)
+    _, history = fitted(Scripted(values), keep, stop, epochs=5, model=model)
+    assert history.history["val_loss"] == values[:4]
+    assert (stop.stopped_epoch, stop.best_epoch, stop.best) == (3, 1, 1.0)
+    np.testing.assert_array_equal(model.get_weights()[0], weights[1])
+    assert not np.array_equal(weights[1], weights[3])
+
+
+def test_early_stopping_watches_rising_values_a_baseline_and_a_start() -> None:
+    for stop, epochs in (
+        (ar.callbacks.EarlyStopping(mode="max"), 3),
+        (ar.callbacks.EarlyStopping(baseline=0.5, patience=2), 2),
+        (ar.callbacks.EarlyStopping(mode="max", start_from_epoch=2), 4),
+        (ar.callbacks.EarlyStopping(mode="max", min_delta=3.0, patience=3), 4),
+    ):
+        _, history = fitted(Scripted([1.0, 2.0, 2.0, 2.0, 9.0]), stop, epochs=5)
+        assert len(history.epoch) == epochs
+
+
+def test_plateaus_lower_the_learning_rate() -> None:
+    plateau = ar.callbacks.ReduceLROnPlateau(factor=0.5, patience=1, cooldown=2, min_lr=0.002)
+    model, history = fitted(Scripted([1.0] * 7), plateau, epochs=7)
+    assert history.history["learning_rate"] == [0.01, 0.01, 0.005, 0.005, 0.0025, 0.0025, 0.002]
+    assert model.optimizer.learning_rate == 0.002
+    model.compile(ar.optim.SGD(ar.optim.schedules.ExponentialDecay(0.1, 10, 0.9)), "mse")
+    scheduled = classifier()
+    schedule = ar.optim.schedules.ExponentialDecay(0.1, 10, 0.9)
+    scheduled.compile(ar.optim.SGD(schedule), "sparse_categorical_crossentropy")
+    with pytest.raises(UsageError, match="learning rate is a schedule; give it a number"):
+        fitted(Scripted([1.0] * 3), ar.callbacks.ReduceLROnPlateau(patience=1), model=scheduled)
+
+
+def test_schedulers_get_the_epoch_and_the_rate() -> None:
+    for schedule, rates in (
+        (lambda epoch, rate: rate / 2 if epoch else rate, [0.01, 0.005, 0.0025]),
+        (lambda epoch: 0.1 * (epoch + 1), [0.1, 0.2, 0.30000000000000004]),
+    ):
+        _, history = fitted(ar.callbacks.LearningRateScheduler(schedule))
+        assert history.history["learning_rate"] == rates
+
+
+def test_checkpoints_save_the_best_under_names_of_epochs(tmp_path: Path) -> None:
+    path = tmp_path / "{epoch:02d}-{val_loss:.1f}.safetensors"
+    best = ar.callbacks.ModelCheckpoint(path, save_best_only=True)
+    model, _ = fitted(Scripted([2.0, 3.0, 1.0]), best)
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "01-2.0.safetensors",
+        "03-1.0.safetensors",
+    ]
+    loaded = ar.nn.load_model(tmp_path / "03-1.0.safetensors")
+    assert loaded.epochs_done == 3
+    x, y = blobs(60)
+    again = [each.fit(x, y, verbose=0).history["loss"] for each in (model, loaded)]
+    assert again[0] == again[1]
+
+
+def test_checkpoints_count_batches_and_save_weights(tmp_path: Path) -> None:
+    every = ar.callbacks.ModelCheckpoint(
+        tmp_path / "{epoch}-{batch}", save_freq=4, save_weights_only=True
+    )
+    model, _ = fitted(every)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["2-1", "3-2"]
+    model.load_weights(tmp_path / "3-2")
+    with pytest.raises(UsageError, match="names 'val_auc', but there are loss"):
+        fitted(ar.callbacks.ModelCheckpoint(tmp_path / "{val_auc}"))
+
+
+def test_csv_files_have_a_line_per_epoch(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    _, first = fitted(ar.callbacks.CSVLogger(path), epochs=2)
+    _, more = fitted(ar.callbacks.CSVLogger(path, append=True), epochs=2, validation_freq=2)
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    assert [row["epoch"] for row in rows] == ["0", "1", "0", "1"]
+    losses = [float(row["loss"]) for row in rows]
+    assert losses == first.history["loss"] + more.history["loss"]
+    assert [row["val_loss"] for row in rows][2] == "NA"
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_nan_ends_training_with_the_weights_of_before(replicas: int) -> None:
+    x, y = blobs(60)
+    with MirroredStrategy([f"CPU:{i}" for i in range(replicas)]).scope():
+        model, short = classifier(), classifier()
+    short.fit(x[:40], y[:40], batch_size=20, shuffle=False, verbose=0)
+    x[47] = np.nan  # of the third batch
+    history = model.fit(
+        *(x, y, 20, 3),
+        shuffle=False,
+        verbose=0,
+        callbacks=[ar.callbacks.TerminateOnNaN()],
+    )
+    assert len(history.epoch) == 1
+    assert np.isnan(history.history["loss"][0])
+    for kept, expected in zip(model.get_weights(), short.get_weights(), strict=True):
+        np.testing.assert_allclose(kept, expected, rtol=1e-6)
+
+
+def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    board = ar.callbacks.TensorBoard(tmp_path, histogram_freq=2, update_freq=2)
+    model, history = fitted(board)
+
+    def read(run: str) -> Any:
+        found = reader.EventAccumulator(str(tmp_path / run), {"histograms": 0})
+        found.Reload()
+        return found
+
+    def values(found: Any, tag: str) -> list[float]:
+        return [each.value for each in found.Scalars(tag)]
+
+    train, validation = read("train"), read("validation")
+    np.testing.assert_allclose(values(train, "epoch_loss"), history.history["loss"], rtol=1e-6)
+    np.testing.assert_allclose(
+        values(validation, "epoch_loss"), history.history["val_loss"], rtol=1e-6
+    )
+    assert values(train, "epoch_learning_rate") == pytest.approx([0.01] * 3)
+    assert [each.step for each in train.Scalars("batch_loss")] == [0, 2, 4, 6, 8]
+    names = list(model.named_variables())
+    assert sorted(train.Tags()["histograms"]) == sorted(names)
+    assert [each.step for each in train.Histograms(names[0])] == [0, 2]
+    last = train.Histograms(names[0])[-1].histogram_value
+    assert last.num == model.get_weights()[0].size
+    assert sum(last.bucket) == last.num
+    nodes = [node.name for node in train.Graph().node]
+    assert any("sequential" in name and "matmul" in name for name in nodes)
+
+
+def test_history_draws_its_values() -> None:
+    pytest.importorskip("matplotlib")
+    _, history = fitted(epochs=4, validation_freq=2)
+    figure = history.plot()
+    assert [panel.get_title() for panel in figure.axes] == ["loss", "accuracy"]
+    loss, val_loss = figure.axes[0].get_lines()
+    np.testing.assert_array_equal(loss.get_ydata(), history.history["loss"])
+    np.testing.assert_array_equal(val_loss.get_xdata(), [1, 3])
+    assert len(history.plot(["loss"]).axes) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: fitted(ar.callbacks.EarlyStopping), "make one: EarlyStopping"),
+        (lambda: fitted("csv"), "callbacks takes ar.callbacks.Callback objects, not 'csv'"),
+        (lambda: ar.callbacks.EarlyStopping(mode="best"), '"auto", "min" or "max", not \'best\''),
+        (lambda: ar.callbacks.ReduceLROnPlateau(factor=2), "a factor between 0 and 1"),
+        (lambda: ar.callbacks.LambdaCallback(on_epoch=print), "unknown method of a callback"),
+        (lambda: ar.callbacks.ModelCheckpoint("a", save_freq="day"), "a number of batches: 'day'"),
+    ],
+)
+def test_bad_arguments_are_refused(call: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        call()
+
+
+def test_callbacks_that_exist_elsewhere_are_explained() -> None:
+    with pytest.raises(AttributeError, match=r"'BackupAndRestore': save with ModelCheckpoint"):
+        ar.callbacks.BackupAndRestore  # noqa: B018
+    with pytest.raises(AttributeError, match="did you mean 'EarlyStopping'"):
+        ar.callbacks.EarlyStoping  # noqa: B018
+    assert set(ar.callbacks.TABLE) == set(ar.callbacks.__all__)

@@ -1,0 +1,250 @@
+"""Callbacks, weights and iterables of batches on several ranks: equal numbers, errors on all."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.harness import run_ranks
+
+
+def train(folder: str, devices: int) -> None:
+    """Fit in several ways, and print all histories."""
+    import json
+    import os
+
+    import numpy as np
+
+    import allreduce as ar
+    from tests.nn.common import blobs, classifier
+
+    ar.config.set_logical_devices("CPU", devices)
+    strategy = ar.MultiWorkerMirroredStrategy()
+    rank, size = strategy.communicator.rank, strategy.communicator.size
+    x, y = blobs(203)
+    found = []
+    with strategy.scope():
+        models = [classifier() for _ in range(4)]
+    seen = []
+    stop = ar.callbacks.EarlyStopping(monitor="loss", min_delta=0.2, restore_best_weights=True)
+    path = f"{folder}/best.safetensors"
+    calls = [
+        ar.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(logs)),
+        ar.callbacks.ModelCheckpoint(path, monitor="loss", save_best_only=True),
+        ar.callbacks.ReduceLROnPlateau(monitor="accuracy", patience=1, factor=0.5),
+        ar.callbacks.CSVLogger(f"{folder}/log.csv"),
+        stop,
+    ]
+    history = models[0].fit(
+        *(x, y, 77, 8),
+        callbacks=calls,
+        validation_split=0.2,
+        class_weight={0: 2.0},
+        verbose=0,
+    )
+    with strategy.scope():
+        loaded = ar.nn.load_model(path)
+    found += [history.history, seen, stop.stopped_epoch]
+    found += [model.evaluate(x, y, verbose=0) for model in (models[0], loaded)]
+
+    def generator():
+        for at in range(0, 203, 77):
+            yield x[at : at + 77], y[at : at + 77]
+
+    found.append(models[1].fit(generator(), verbose=0).history)
+    found.append(models[1].evaluate(generator(), verbose=0))
+    found.append(models[1].predict(generator(), verbose=0).tolist())
+
+    def own(parts: int):
+        """This rank's part of each batch."""
+        for own_x, own_y in generator():
+            rows = np.array_split(np.arange(len(own_x)), parts)[rank]
+            yield own_x[rows], own_y[rows]
+
+    found.append(models[2].fit(own(size), data="sharded", verbose=0).history)
+    found.append(models[3].train_on_batch(x, y, sample_weight=np.linspace(0, 1, 203)))
+    assert os.path.exists(path)
+    print(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], Any]:
+    """What each rank printed, by the numbers of ranks and of each one's devices."""
+    found = {}
+    for ranks, devices in ((1, 1), (2, 1), (4, 1), (1, 2), (1, 4)):
+        folder = tmp_path_factory.mktemp("saved")
+        results = run_ranks(train, ranks, arguments=(str(folder), devices), timeout=120)
+        for result in results:
+            assert result.returncode == 0, result.stderr
+        lines = [json.loads(result.stdout.splitlines()[-1]) for result in results]
+        assert all(line == lines[0] for line in lines)
+        rows = (folder / "log.csv").read_text().splitlines()
+        assert len(rows) == 1 + len(lines[0][0]["loss"])
+        found[ranks, devices] = lines[0]
+    return found
+
+
+def same(found: Any, expected: Any) -> None:
+    """Compare nested numbers; single-precision steps differ in their last bits."""
+    if isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for name in expected:
+            same(found[name], expected[name])
+    else:
+        try:
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        except TypeError:
+            assert len(found) == len(expected)
+            for one, other in zip(found, expected, strict=True):
+                same(one, other)
+
+
+@pytest.mark.parametrize("how", [(2, 1), (4, 1), (1, 2), (1, 4)])
+def test_ranks_and_devices_give_the_numbers_of_one(
+    runs: dict[tuple[int, int], Any], how: tuple[int, int]
+) -> None:
+    assert runs[1, 1][2] > 0  # it was stopped early
+    for found, expected in zip(runs[how], runs[1, 1], strict=True):
+        same(found, expected)
+
+
+def ends_early() -> None:
+    import json
+
+    import numpy as np
+
+    import allreduce as ar
+    from tests.nn.common import blobs, classifier
+
+    strategy = ar.MultiWorkerMirroredStrategy()
+    rank = strategy.communicator.rank
+    x, y = blobs(40)
+    with strategy.scope():
+        models = [classifier() for _ in range(5)]
+    found = []
+
+    def batches(count, rows=8):
+        for at in range(count):
+            yield x[at * 8 : at * 8 + rows], y[at * 8 : at * 8 + rows]
+
+    # Rank 1 has fewer batches, and fewer rows in each.
+    history = models[0].fit(batches(3 - rank, 8 - rank), epochs=2, data="sharded", verbose=0)
+    found.append([models[0].optimizer.iterations, history.history])
+
+    class Stopper(ar.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if rank == 1 and epoch == 1:
+                self.model.stop_training = True
+            self.model.optimizer.learning_rate = 0.1 / (rank + 1)
+
+    history = models[1].fit(x, y, 20, 5, callbacks=[Stopper()], verbose=0)
+    found.append([history.epoch, models[1].optimizer.learning_rate])
+
+    class Failing(ar.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if rank == 1:
+                raise RuntimeError("no more disk")
+
+    def broken():
+        yield from batches(1)
+        if rank == 1:
+            raise RuntimeError("no more tape")
+        yield from batches(1)
+
+    other = [(x[:8], y[:8] if rank else (y[:8] + 1) % 3)]
+    kinds = [(x[:8].astype("float64") if rank else x[:8], y[:8])]
+    for model, given in zip(
+        [*models[2:], models[2]],
+        [
+            lambda m: m.fit(x, y, callbacks=[Failing()], verbose=0),
+            lambda m: m.fit(broken(), verbose=0),
+            lambda m: m.fit(other, verbose=0),
+            lambda m: m.fit(kinds, verbose=0),
+        ],
+        strict=True,
+    ):
+        try:
+            given(model)
+        except (ar.MismatchError, RuntimeError) as error:
+            found.append([type(error).__name__, str(error)])
+    found.append(np.isfinite(models[2].fit(x, y, verbose=0).history["loss"]).all().item())
+    print(json.dumps(found))
+
+
+def test_ranks_end_and_fail_together() -> None:
+    results = run_ranks(ends_early, 2)
+    for result in results:
+        assert result.returncode == 0, result.stderr
+    first, second = (json.loads(result.stdout.splitlines()[-1]) for result in results)
+    assert first[:2] == second[:2]
+    assert first[0][0] == 2  # both took as many steps as rank 1 had batches
+    assert "rank 1 have ended after 2; all ranks end here" in results[0].stderr
+    assert first[1] == [[0, 1], 0.1]  # rank 1 stopped both; both use rank 0's rate
+    assert second[2] == ["RuntimeError", "no more disk"]
+    assert second[3] == ["RuntimeError", "no more tape"]
+    for (kind, text), place, said in (
+        (first[2], "Failing.on_epoch_end", "no more disk"),
+        (first[3], "batch 1", "no more tape"),
+    ):
+        assert kind == "MismatchError"
+        assert text.startswith(f"rank 0: {place} raised on rank 1:\nTraceback")
+        assert text.endswith(f"RuntimeError: {said}")
+    for found in (first, second):
+        assert "ranks have batches with different rows or values" in found[4][1]
+        assert "rank 0: x float32 (rows, 6), y int64 (rows,); rank 1: x float64" in found[5][1]
+        assert found[6] is True  # errors on all ranks leave them able to go on
+
+
+def dies_in_a_callback() -> None:
+    import allreduce as ar
+    from tests.nn.common import blobs, classifier
+
+    strategy = ar.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = classifier()
+
+    def fail(batch, logs):
+        if strategy.communicator.rank == 1 and batch == 1:
+            raise RuntimeError("this rank is out")
+
+    fails = ar.callbacks.LambdaCallback(on_train_batch_begin=fail)
+    model.fit(*blobs(40), 8, 5, callbacks=[fails], verbose=0)
+
+
+@pytest.mark.parametrize("launcher", ["env", "run"])
+def test_a_callback_that_raises_ends_all_ranks_with_its_traceback(launcher: str) -> None:
+    began = time.monotonic()
+    results = run_ranks(dies_in_a_callback, 2, launcher=launcher)
+    assert time.monotonic() - began < 20  # of which nearly all is the start of two processes
+    assert all(result.returncode for result in results)
+    assert "RuntimeError: this rank is out" in "".join(result.stderr for result in results)
+    if launcher == "env":
+        assert "LambdaCallback.on_train_batch_begin raised on rank 1" in results[0].stderr
+
+
+def checkpoint_fails(folder: str) -> None:
+    import json
+
+    import allreduce as ar
+    from tests.nn.common import blobs, classifier
+
+    strategy = ar.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = classifier()
+    save = ar.callbacks.ModelCheckpoint(f"{folder}/none/model")
+    try:
+        model.fit(*blobs(40), 8, callbacks=[save], verbose=0)
+    except ar.AllreduceError as error:
+        print(json.dumps(str(error)))
+
+
+def test_a_file_that_rank_0_cannot_write_is_an_error_on_all(tmp_path: Path) -> None:
+    for rank, result in enumerate(run_ranks(checkpoint_fails, 2, arguments=(str(tmp_path),))):
+        text = json.loads(result.stdout.splitlines()[-1])
+        assert "there is no folder" in text
+        assert ("ModelCheckpoint.on_epoch_end raised on rank 0" in text) == (rank == 1)
