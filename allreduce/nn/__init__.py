@@ -14,21 +14,27 @@ from allreduce.nn.layers.dropout import Dropout
 from allreduce.nn.layers.embedding import Embedding
 from allreduce.nn.layers.flatten import Flatten
 from allreduce.nn.layers.input import Input
+from allreduce.nn.layers.merging import Add, Concatenate
 from allreduce.nn.layers.normalization import BatchNorm, LayerNorm
 from allreduce.nn.layers.pooling import AveragePooling2D, GlobalAveragePooling2D, MaxPool2D
+from allreduce.nn.layers.reshape import Reshape
+from allreduce.nn.models.functional import Functional
 from allreduce.nn.models.loading import load_model
 from allreduce.nn.models.model import Model
 from allreduce.nn.models.sequential import Sequential
 
 __all__ = [
     "Activation",
+    "Add",
     "AveragePooling2D",
     "BatchNorm",
+    "Concatenate",
     "Conv2D",
     "Dense",
     "Dropout",
     "Embedding",
     "Flatten",
+    "Functional",
     "GlobalAveragePooling2D",
     "History",
     "Input",
@@ -37,6 +43,7 @@ __all__ = [
     "MaxPool2D",
     "Model",
     "MultiHeadAttention",
+    "Reshape",
     "Sequential",
     "activations",
     "initializers",

@@ -16,7 +16,7 @@ from allreduce.graph import set_seed
 from tests.nn.common import blobs, classifier
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "nn.md").read_text()
-NOT_LAYERS = ("Layer", "Model", "Sequential", "History")
+NOT_LAYERS = ("Layer", "Model", "Functional", "Sequential", "History")
 COMMON = {"self", "name", "dtype", "trainable", "options"}
 
 

@@ -37,7 +37,8 @@ def check(layer: Any, config: Any) -> None:
         json.dumps(config)
     except (TypeError, ValueError) as error:
         raise _refusal(layer, f"its config is no plain data ({error})") from None
-    if not _definer(kind, "from_config").__module__.startswith("allreduce.nn."):
+    own = not _definer(kind, "from_config").__module__.startswith("allreduce.nn.")
+    if own or getattr(kind, "builds_itself", False):
         return  # it may use the config as it likes
     signature = inspect.signature(kind)
     if not issubclass(_definer(kind, "get_config"), _definer(kind, "__init__")):

@@ -22,7 +22,7 @@ from allreduce.graph.replicate.owner import current_replicator, scope_of
 from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.graph.trace.variable import Variable
 from allreduce.nn import initializers
-from allreduce.nn.core import calls, configs
+from allreduce.nn.core import calls, configs, symbols
 
 # Whether a class's `call` has a `training` argument. Weakly: the methods of a class defined in a
 # function may refer to a model.
@@ -89,6 +89,8 @@ class Layer:
     def __call__(self, inputs: Any, training: bool | None = None) -> Any:
         """Compute the outputs; inside a model `training` is the model's unless it is given."""
         calls.check_made(self)
+        if symbols.has_symbols(inputs):
+            return symbols.record(self, inputs, training)
         tensors = map_leaves(self._cast, inputs)
         if training is None:
             training = calls.in_training()

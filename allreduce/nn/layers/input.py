@@ -9,9 +9,10 @@ import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core.scope import users_line
-from allreduce.graph.core.spec import BATCH, show
+from allreduce.graph.core.spec import BATCH, Spec, show
 from allreduce.graph.core.tensor import Tensor
 from allreduce.nn.core.layer import Layer
+from allreduce.nn.core.symbols import Symbol
 
 
 class Input(Layer):
@@ -33,19 +34,26 @@ class Input(Layer):
                 f"Input takes the shape of one sample, sizes above 0 without the batch, not "
                 f"{shape!r}"
             )
-        self.shape = sizes
+        self.sizes = sizes
         try:
             self.sample_dtype = np.dtype(dtype or self.dtype)
         except TypeError:
             raise UsageError(f"Input takes the dtype of the samples, not {dtype!r}") from None
 
+        self.symbol = Symbol(Spec((BATCH, *sizes), self.sample_dtype), None, self.name)
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """The shape of the samples, with None for the batch, as in Keras."""
+        return self.symbol.shape
+
     def call(self, inputs: Tensor) -> Tensor:
-        if inputs.shape[1:] != self.shape:
+        if inputs.shape[1:] != self.sizes:
             raise ShapeError(
-                f"{users_line()}: the model's Input takes {show((BATCH, *self.shape))}, but got "
+                f"{users_line()}: the model's Input takes {show((BATCH, *self.sizes))}, but got "
                 f"{show(inputs.shape)}"
             )
         return inputs
 
     def get_config(self) -> dict[str, Any]:
-        return {"name": self.name, "shape": list(self.shape), "dtype": self.sample_dtype.name}
+        return {"name": self.name, "shape": list(self.sizes), "dtype": self.sample_dtype.name}

@@ -80,7 +80,8 @@ def _made(
     if not isinstance(model, Model):
         raise UsageError(f"{path} describes the layer {type(model).__name__}, not a model")
     with _naming(path):
-        model.build_for(*described["sample"])
+        if described["sample"] is not None:  # else it builds itself
+            model.build_for(*described["sample"])
     saving.assign(model, tensors, path)
     if "frozen" in described:  # older files have none
         freezing.restore(model, described["frozen"], path)

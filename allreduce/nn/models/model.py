@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from os import PathLike
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from rich.console import Console
@@ -35,7 +35,8 @@ class Model(Built):
     """A layer with a training loop.
 
     Subclass it, make layers in `__init__` and use them in `call(self, x, training=False)`, or use
-    Sequential. It belongs to the strategy's scope in which it is made.
+    Sequential, or `Model(inputs, outputs)` of the calls of layers on Inputs. It belongs to the
+    strategy's scope in which it is made.
 
     Args:
         name: The prefix of its variables' paths; by default the class's name with a number. Initial
@@ -43,6 +44,13 @@ class Model(Built):
         dtype: The dtype that inputs are cast to.
         trainable: Whether optimizers change its variables.
     """
+
+    functional: ClassVar[type[Model]]  # makes Model(inputs, outputs); set by its module
+    builds_itself: ClassVar[bool] = False  # whether its constructor makes the variables
+
+    def __new__(cls, *given: Any, **named: Any) -> Any:
+        is_functional = cls is Model and (given or "inputs" in named)
+        return super().__new__(Model.functional if is_functional else cls)
 
     def __init__(
         self, *, name: str | None = None, dtype: str | None = None, trainable: bool = True
@@ -381,7 +389,7 @@ class Model(Built):
                 steps of one's own have left the optimizer's slots spread over ranks.
         """
         self._check_built("save")
-        if self.sample is None:
+        if self.sample is None and not self.builds_itself:
             raise UsageError(
                 f"model {self.name!r} cannot be saved, because it was called with several arrays "
                 "at once; save_weights can save it"

@@ -18,18 +18,22 @@ if TYPE_CHECKING:
 # class -> module
 TABLE: Mapping[str, str] = {
     "Activation": "allreduce.nn.activations",
+    "Add": "allreduce.nn.layers.merging",
     "AveragePooling2D": "allreduce.nn.layers.pooling",
     "BatchNorm": "allreduce.nn.layers.normalization",
+    "Concatenate": "allreduce.nn.layers.merging",
     "Conv2D": "allreduce.nn.layers.conv2d",
     "Dense": "allreduce.nn.layers.dense",
     "Dropout": "allreduce.nn.layers.dropout",
     "Embedding": "allreduce.nn.layers.embedding",
     "Flatten": "allreduce.nn.layers.flatten",
+    "Functional": "allreduce.nn.models.functional",
     "GlobalAveragePooling2D": "allreduce.nn.layers.pooling",
     "Input": "allreduce.nn.layers.input",
     "LayerNorm": "allreduce.nn.layers.normalization",
     "MaxPool2D": "allreduce.nn.layers.pooling",
     "MultiHeadAttention": "allreduce.nn.layers.attention",
+    "Reshape": "allreduce.nn.layers.reshape",
     "Sequential": "allreduce.nn.models.sequential",
 }
 

@@ -186,7 +186,7 @@ def damaged(path: str | PathLike[str], why: str) -> UsageError:
 # The metadata that `save` writes; in a compiled model's also below "compiled".
 _WHOLE: Mapping[str, Any] = {
     "model": dict,
-    "sample": list,
+    "sample": list | None,
     "epochs_done": int,
     "compiled": dict | None,
 }
@@ -212,7 +212,7 @@ def check_whole(described: Mapping[str, Any], path: str | PathLike[str]) -> None
     if not isinstance(frozen, list) or not all(isinstance(each, str) for each in frozen):
         raise damaged(path, f"it describes what is not trained as {frozen!r:.60}")
     sample = described["sample"]
-    if [type(each) for each in sample] != [list, str]:
+    if sample is not None and [type(each) for each in sample] != [list, str]:
         raise damaged(path, f"it describes samples as {sample!r:.60}")
 
 

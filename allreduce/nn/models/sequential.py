@@ -85,7 +85,7 @@ class Sequential(Model):
 
     def _build_if_known(self) -> None:
         if self._input is not None and self._layers:
-            sample = np.empty((0, *self._input.shape), self._input.sample_dtype)
+            sample = np.empty((0, *self._input.sizes), self._input.sample_dtype)
             self._growing = True
             try:
                 self._sketch(self.predict_step, sample)

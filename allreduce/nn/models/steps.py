@@ -252,6 +252,6 @@ def restore(config: Mapping[str, Any], custom: Mapping[str, Any]) -> dict[str, A
         "optimizer": optim.deserialize(config["optimizer"], custom),
         "loss": _unmapped(lambda each: losses.deserialize(each, custom), config["loss"] or None),
         "loss_weights": config.get("loss_weights"),
-        "metrics": _unmapped(metric, config["metrics"]),
-        "weighted_metrics": _unmapped(metric, config.get("weighted_metrics")),
+        "metrics": _unmapped(metric, config["metrics"]) or None,
+        "weighted_metrics": _unmapped(metric, config.get("weighted_metrics")) or None,
     }

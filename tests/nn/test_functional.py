@@ -1,0 +1,170 @@
+"""Functional models: calls of layers on Inputs, trained, shared, saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import allreduce as ar
+from allreduce import nn
+from allreduce.errors import ShapeError, UsageError
+from allreduce.graph import set_seed
+from allreduce.strategies import MirroredStrategy
+from tests.nn.common import blobs
+
+LOSS = "sparse_categorical_crossentropy"
+
+
+def two_by_two(loss: Any = None) -> nn.Model:
+    """Make a compiled model of two inputs and two outputs."""
+    set_seed(0)
+    left, right = nn.Input((4,), name="left"), nn.Input((2,), name="right")
+    shared = nn.Dense(2, "tanh", name="shared")
+    both = nn.Concatenate()([nn.Dense(6, "relu")(left), shared(right)])
+    both = nn.Add()([both, nn.Dense(8)(both)])
+    both = nn.Dropout(0.1)(nn.Flatten()(nn.Reshape((2, -1))(both)))
+    mixed = nn.Add(name="mixed")([shared(right), nn.Dense(2)(both)])
+    price, kind = nn.Dense(1, name="price")(mixed), nn.Dense(3, "softmax", name="kind")(both)
+    model = nn.Model([left, right], [price, kind])
+    loss = loss or {"price": "mse", "kind": LOSS}
+    model.compile("adam", loss, {"kind": ["accuracy"]}, loss_weights=[0.1, 1.0])
+    return model
+
+
+def data() -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+    x, y = blobs(60)
+    return [x[:, :4], x[:, 4:]], {"price": x[:, :1], "kind": y}
+
+
+def test_inputs_go_by_order_or_name_and_outputs_by_their_layers() -> None:
+    (left, right), y = data()
+    histories = []
+    for x in ([left, right], (left, right), {"right": right, "left": left}):
+        model = two_by_two()
+        histories.append(model.fit(x, y, 16, 3, verbose=0).history)
+    assert list(histories[0]) == ["loss", "price_loss", "kind_loss", "kind_accuracy"]
+    assert histories[0] == histories[1] == histories[2]
+    price, kind = model.predict([left, right], verbose=0)
+    assert (price.shape, kind.shape) == ((60, 1), (60, 3))
+    assert len(model.variables) == 12  # those of the shared layer once
+
+
+def test_replicas_agree() -> None:
+    x, y = data()
+    losses = []
+    for count in (1, 3):
+        with MirroredStrategy([f"CPU:{index}" for index in range(count)]).scope():
+            model = two_by_two()
+        losses.append(model.fit(x, y, 16, 3, verbose=0).history["loss"])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+
+
+def test_saved_models_go_on_where_they_stopped(tmp_path: Path) -> None:
+    x, y = data()
+    model = two_by_two()
+    model.fit(x, y, 16, 2, verbose=0)
+    model.save(tmp_path / "model")
+    loaded = nn.load_model(tmp_path / "model")
+    assert loaded.output_names == ["price", "kind"]
+    for here, there in zip(model.predict(x, verbose=0), loaded.predict(x, verbose=0), strict=True):
+        np.testing.assert_array_equal(here, there)
+    assert model.fit(x, y, 16, 2, verbose=0).history == loaded.fit(x, y, 16, 2, verbose=0).history
+
+
+def test_models_are_layers_and_share_their_layers(tmp_path: Path) -> None:
+    x, y = blobs(60)
+    inputs = nn.Input((6,))
+    encoder = nn.Model(inputs, nn.Dense(4, "tanh")(inputs), name="encoder")
+    head = nn.Sequential([nn.Dense(3, "softmax")])
+    model = nn.Model(inputs, head(encoder(inputs)))
+    assert encoder.outputs[0].shape == (None, 4)
+    encoder.trainable = False
+    model.compile("sgd", LOSS)
+    before = encoder.predict(x, verbose=0)
+    model.fit(x, y, 16, 3, verbose=0)
+    np.testing.assert_array_equal(encoder.predict(x, verbose=0), before)
+    np.testing.assert_allclose(
+        head.predict(before, verbose=0), model.predict(x, verbose=0), rtol=1e-6
+    )
+    model.save(tmp_path / "model")
+    loaded = nn.load_model(tmp_path / "model")
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+    inner = nn.Model(inputs, encoder.layers[0].output)
+    np.testing.assert_array_equal(inner.predict(x, verbose=0), before)
+
+
+def test_it_computes_as_a_sequential_does() -> None:
+    x, y = blobs(60)
+    inputs = nn.Input((6,))
+    hidden = nn.Dense(8, "tanh")
+    last = nn.Dense(3, "softmax")
+    model = nn.Model(inputs, last(hidden(inputs)))
+    same = nn.Sequential([nn.Dense(8, "tanh"), nn.Dense(3, "softmax")])
+    same.build((None, 6))
+    same.set_weights(model.get_weights())
+    histories = []
+    for each in (model, same):
+        each.compile(ar.optim.SGD(0.1), LOSS)
+        histories.append(each.fit(x, y, 16, 3, shuffle=False, verbose=0).history)
+    assert histories[0] == histories[1]
+    model.summary()
+
+
+def _unconnected() -> Any:
+    return nn.Model(nn.Input((2,), name="other"), nn.Dense(1)(nn.Input((3,), name="lost")))
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (_unconnected, UsageError, "depend on the input <symbol 'lost' float32 .batch, 3.>, which"),
+        (lambda: nn.Model(nn.Input((2,)), 3), UsageError, "outputs of a functional model are"),
+        (
+            lambda: nn.Dense(2)(nn.Input((3,))) + 1,
+            UsageError,
+            "has no value: layers take it, such as ar.nn.Add",
+        ),
+        (lambda: ar.ops.relu(nn.Dense(2)(nn.Input((3,)))), UsageError, "has no value"),
+        (
+            lambda: nn.Add()([nn.Input((3,)), nn.Input((4,))]),
+            ShapeError,
+            r"layer 'add' takes inputs of one shape, but got \(batch, 3\) and \(batch, 4\)",
+        ),
+        (lambda: nn.Add()(nn.Input((3,))), UsageError, "takes a list of at least two"),
+        (
+            lambda: nn.Reshape((2, 2))(nn.Input((3,))),
+            ShapeError,
+            r"layer 'reshape' cannot give \(batch, 3\) the shape \(batch, 2, 2\): .* 3 elements",
+        ),
+        (lambda: nn.Concatenate(axis=0), UsageError, "an axis other than the batch"),
+        (lambda: nn.Concatenate(1)([nn.Input((3, 4)), nn.Input((3, 5))]), ShapeError, "concatena"),
+        (lambda: two_by_two().predict(np.ones((3, 4))), UsageError, r"2 inputs \(left, right\)"),
+        (
+            lambda: two_by_two().predict({"left": np.ones((3, 4)), "r": np.ones((3, 2))}),
+            UsageError,
+            "inputs called left, right, not left, r",
+        ),
+        (
+            lambda: two_by_two().predict([np.ones((3, 4)), np.ones((3, 5))]),
+            ShapeError,
+            r"input 'right' of model .* takes \(batch, 2\), but got \(batch, 5\)",
+        ),
+        (
+            lambda: two_by_two().fit(data()[0], {"price": np.ones(60), "sort": np.ones(60)}),
+            UsageError,
+            "the model's outputs are 'price', 'kind'",
+        ),
+        (
+            lambda: two_by_two(loss={"prize": "mse"}).fit(*data()),
+            UsageError,
+            "'prize', but the model's outputs are 'price', 'kind'; did you mean 'price'",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(call: Any, kind: type[Exception], message: str) -> None:
+    set_seed(0)
+    with pytest.raises(kind, match=message):
+        call()
