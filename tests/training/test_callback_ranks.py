@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+import typing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ def train(folder: str, devices: int) -> None:
     """Fit in several ways, and print all histories."""
     import json
     import os
+    from typing import Any
 
     import numpy as np
 
@@ -27,10 +28,10 @@ def train(folder: str, devices: int) -> None:
     strategy = ar.MultiWorkerMirroredStrategy()
     rank, size = strategy.communicator.rank, strategy.communicator.size
     x, y = blobs(203)
-    found = []
+    found: list[Any] = []
     with strategy.scope():
         models = [classifier() for _ in range(4)]
-    seen = []
+    seen: list[Any] = []
     stop = ar.callbacks.EarlyStopping(monitor="loss", min_delta=0.2, restore_best_weights=True)
     path = f"{folder}/best.safetensors"
     calls = [
@@ -52,7 +53,7 @@ def train(folder: str, devices: int) -> None:
     found += [history.history, seen, stop.stopped_epoch]
     found += [model.evaluate(x, y, verbose=0) for model in (models[0], loaded)]
 
-    def generator():
+    def generator() -> Any:
         for at in range(0, 203, 77):
             yield x[at : at + 77], y[at : at + 77]
 
@@ -60,7 +61,7 @@ def train(folder: str, devices: int) -> None:
     found.append(models[1].evaluate(generator(), verbose=0))
     found.append(models[1].predict(generator(), verbose=0).tolist())
 
-    def own(parts: int):
+    def own(parts: int) -> Any:
         """This rank's part of each batch."""
         for own_x, own_y in generator():
             rows = np.array_split(np.arange(len(own_x)), parts)[rank]
@@ -73,7 +74,7 @@ def train(folder: str, devices: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], Any]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], typing.Any]:
     """What each rank printed, by the numbers of ranks and of each one's devices."""
     found = {}
     for ranks, devices in ((1, 1), (2, 1), (4, 1), (1, 2), (1, 4)):
@@ -89,7 +90,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], Any]
     return found
 
 
-def same(found: Any, expected: Any) -> None:
+def same(found: typing.Any, expected: typing.Any) -> None:
     """Compare nested numbers; single-precision steps differ in their last bits."""
     if isinstance(expected, dict):
         assert list(found) == list(expected)
@@ -106,7 +107,7 @@ def same(found: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("how", [(2, 1), (4, 1), (1, 2), (1, 4)])
 def test_ranks_and_devices_give_the_numbers_of_one(
-    runs: dict[tuple[int, int], Any], how: tuple[int, int]
+    runs: dict[tuple[int, int], typing.Any], how: tuple[int, int]
 ) -> None:
     assert runs[1, 1][2] > 0  # it was stopped early
     for found, expected in zip(runs[how], runs[1, 1], strict=True):
@@ -115,6 +116,7 @@ def test_ranks_and_devices_give_the_numbers_of_one(
 
 def ends_early() -> None:
     import json
+    from typing import Any
 
     import numpy as np
 
@@ -126,9 +128,9 @@ def ends_early() -> None:
     x, y = blobs(40)
     with strategy.scope():
         models = [classifier() for _ in range(5)]
-    found = []
+    found: list[Any] = []
 
-    def batches(count, rows=8):
+    def batches(count: int, rows: int = 8) -> Any:
         for at in range(count):
             yield x[at * 8 : at * 8 + rows], y[at * 8 : at * 8 + rows]
 
@@ -137,7 +139,7 @@ def ends_early() -> None:
     found.append([models[0].optimizer.iterations, history.history])
 
     class Stopper(ar.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             if rank == 1 and epoch == 1:
                 self.model.stop_training = True
             self.model.optimizer.learning_rate = 0.1 / (rank + 1)
@@ -146,11 +148,11 @@ def ends_early() -> None:
     found.append([history.epoch, models[1].optimizer.learning_rate])
 
     class Failing(ar.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             if rank == 1:
                 raise RuntimeError("no more disk")
 
-    def broken():
+    def broken() -> Any:
         yield from batches(1)
         if rank == 1:
             raise RuntimeError("no more tape")
@@ -158,18 +160,15 @@ def ends_early() -> None:
 
     other = [(x[:8], y[:8] if rank else (y[:8] + 1) % 3)]
     kinds = [(x[:8].astype("float64") if rank else x[:8], y[:8])]
-    for model, given in zip(
-        [*models[2:], models[2]],
-        [
-            lambda m: m.fit(x, y, callbacks=[Failing()], verbose=0),
-            lambda m: m.fit(broken(), verbose=0),
-            lambda m: m.fit(other, verbose=0),
-            lambda m: m.fit(kinds, verbose=0),
-        ],
-        strict=True,
-    ):
+    calls: list[tuple[list[Any], dict[str, Any]]] = [
+        ([x, y], {"callbacks": [Failing()]}),
+        ([broken()], {}),
+        ([other], {}),
+        ([kinds], {}),
+    ]
+    for model, (given, options) in zip([*models[2:], models[2]], calls, strict=True):
         try:
-            given(model)
+            model.fit(*given, **{"verbose": 0, **options})
         except (ar.MismatchError, RuntimeError) as error:
             found.append([type(error).__name__, str(error)])
     found.append(np.isfinite(models[2].fit(x, y, verbose=0).history["loss"]).all().item())
@@ -201,6 +200,8 @@ def test_ranks_end_and_fail_together() -> None:
 
 
 def dies_in_a_callback() -> None:
+    from typing import Any
+
     import allreduce as ar
     from tests.nn.common import blobs, classifier
 
@@ -208,7 +209,7 @@ def dies_in_a_callback() -> None:
     with strategy.scope():
         model = classifier()
 
-    def fail(batch, logs):
+    def fail(batch: int, logs: Any) -> None:
         if strategy.communicator.rank == 1 and batch == 1:
             raise RuntimeError("this rank is out")
 

@@ -22,7 +22,7 @@ def run_page(page: str, folder: str) -> None:
     from pathlib import Path
 
     os.chdir(folder)
-    names = {"__name__": "page"}
+    names: dict[str, Any] = {"__name__": "page"}
     for piece in re.findall(r"```python\n(.*?)```", Path(page).read_text(), re.DOTALL):
         exec(compile(piece, page, "exec"), names)
     history = names["history"].history

@@ -63,7 +63,7 @@ def test_epochs_begin_and_validate_where_they_are_told() -> None:
     assert len(history.history["val_loss"]) == 2
     more = model.fit(x, y, epochs=3, validation_data=(x, y), validation_freq=[3], verbose=0)
     assert len(more.history["val_loss"]) == 1
-    size = {"validation_batch_size": 7, "validation_steps": 2}
+    size: dict[str, Any] = {"validation_batch_size": 7, "validation_steps": 2}
     part = model.fit(x, y, 40, validation_data=(x, y), **size, verbose=0).history
     assert part["val_loss"][0] == pytest.approx(model.evaluate(x[:14], y[:14], verbose=0)[0])
 
@@ -202,7 +202,7 @@ class Indexed:
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_iterables_of_batches_train_as_arrays_do(replicas: int) -> None:
     x, y = blobs(50)
-    tests = {"validation_data": (x, y), "validation_batch_size": 16, "verbose": 0}
+    tests: dict[str, Any] = {"validation_data": (x, y), "validation_batch_size": 16, "verbose": 0}
     expected = on_replicas(replicas).fit(x, y, 16, 2, shuffle=False, **tests).history
     indexed = Indexed()
 
@@ -210,12 +210,13 @@ def test_iterables_of_batches_train_as_arrays_do(replicas: int) -> None:
         while True:
             yield from batches()
 
-    for given, more in (
+    cases: tuple[tuple[Any, dict[str, Any]], ...] = (
         (batches(), {}),
         (indexed, {}),
         (endless(), {"steps_per_epoch": 4}),
         ((batch for _ in range(2) for batch in batches()), {"steps_per_epoch": 4}),
-    ):
+    )
+    for given, more in cases:
         model = on_replicas(replicas)
         found = model.fit(given, epochs=2, **more, **tests).history
         assert found == expected
@@ -237,9 +238,8 @@ def test_a_torch_loader_is_gone_through() -> None:
     assert classifier().fit(loader, epochs=2, verbose=0).history == expected
 
 
-def test_a_generator_that_ends_ends_training(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_generator_that_ends_ends_training() -> None:
     model = classifier()
-    ar.nn.models.model.logger.propagate = True
     history = model.fit((batch for batch in batches()), epochs=3, verbose=0)
     assert history.epoch == [0]
     gone = iter(batches())

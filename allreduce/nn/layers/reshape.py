@@ -41,7 +41,7 @@ class Reshape(Layer):
 
     def call(self, inputs: Tensor) -> Tensor:
         sizes: list[Any] = list(self.target_shape)
-        total = prod(inputs.shape[1:])  # type: ignore[arg-type]  # a sample's sizes are numbers
+        total = prod(inputs.shape[1:])
         known = prod(size for size in sizes if size != -1)
         if total % known or (-1 not in sizes and total != known):
             raise ShapeError(

@@ -11,7 +11,7 @@ from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import show
 from allreduce.nn.core.checks import inner_layers
 from allreduce.nn.core.layer import Layer
-from allreduce.nn.core.symbols import Call, Symbol, calls_between, symbol_of
+from allreduce.nn.core.symbols import Symbol, calls_between, symbol_of
 from allreduce.nn.layers.input import Input
 from allreduce.nn.models.model import Model
 
@@ -198,7 +198,7 @@ def _symbols(what: str, given: Any) -> Any:
     return pytree.map_leaves(symbol, given)
 
 
-def _packed(refer: Callable[[Call | Any], Any], structure: Any) -> Any:
+def _packed(refer: Callable[[Symbol], Any], structure: Any) -> Any:
     """Describe a structure of symbols as plain data, where tuples and lists differ."""
     if isinstance(structure, Mapping):
         return {"dict": {key: _packed(refer, each) for key, each in structure.items()}}

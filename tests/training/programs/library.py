@@ -54,7 +54,8 @@ def start(model: Any, seed: int = 0) -> None:
         if weight.ndim < 2:
             return weight
         fan_in = np.prod(weight.shape[:-1])
-        return (random.normal(size=weight.shape) * np.sqrt(1 / fan_in)).astype(weight.dtype)
+        values: np.ndarray = random.normal(size=weight.shape) * np.sqrt(1 / fan_in)
+        return values.astype(weight.dtype)
 
     model.set_weights([fresh(np.asarray(weight)) for weight in model.get_weights()])
 
