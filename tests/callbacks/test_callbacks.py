@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from allreduce.strategies import MirroredStrategy
 
 import allreduce as ar
 from allreduce.errors import UsageError
-from allreduce.strategies import MirroredStrategy
 from tests.nn.common import blobs, classifier
 
 untyped: Any = ar.callbacks

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from allreduce.strategies import MirroredStrategy
 
 import allreduce as ar
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import set_seed
-from allreduce.strategies import MirroredStrategy
 from tests.nn.common import blobs
 
 nn: Any = ar.nn  # Model(inputs, outputs) makes another class than it says

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from allreduce.strategies import MirroredStrategy
 
 from allreduce import config, nn, optim
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import Tensor, function, ops, set_seed
 from allreduce.graph.core.spec import BATCH
-from allreduce.strategies import MirroredStrategy
 
 RANDOM = np.random.default_rng(7)
 SEQUENCE = np.ones((2, 3, 4))

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from allreduce.strategies import MirroredStrategy
 
 import allreduce as ar
 from allreduce import nn
 from allreduce.errors import ShapeError, UsageError
 from allreduce.nn import metrics
-from allreduce.strategies import MirroredStrategy
 from tests.harness import run_ranks
 
 ROWS, BATCH = 1003, 77

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from allreduce.strategies import MirroredStrategy
 
 import allreduce as ar
 from allreduce import events, nn, optim
 from allreduce.errors import UsageError
-from allreduce.strategies import MirroredStrategy
 from tests.harness import run_ranks
 
 X = np.random.default_rng(3).normal(size=(90, 6)).astype(np.float32)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from allreduce.strategies import MirroredStrategy
 
 import allreduce as ar
 from allreduce import nn, optim
 from allreduce.errors import UnsupportedError, UsageError
-from allreduce.strategies import MirroredStrategy
 from tests.harness import run_ranks
 
 STEPS = 20

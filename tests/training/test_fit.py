@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from allreduce.strategies import MirroredStrategy
 
 from allreduce import nn, optim
 from allreduce.errors import NumericsError
 from allreduce.graph import ops, set_seed
-from allreduce.strategies import MirroredStrategy
 from allreduce.training.progress import describe_batch
 from tests.nn.common import blobs, classifier
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from allreduce.strategies import MirroredStrategy
 
 import allreduce as ar
 from allreduce import nn, optim
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import set_seed
-from allreduce.strategies import MirroredStrategy
 from tests.nn.common import blobs, classifier
 
 LOSS = "sparse_categorical_crossentropy"

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from allreduce.strategies import MirroredStrategy
 
 from allreduce import nn, optim
 from allreduce.errors import NumericsError, ShapeError, UsageError
 from allreduce.events import logger
 from allreduce.graph import function, ops, set_seed
-from allreduce.strategies import MirroredStrategy
 from tests.nn.common import blobs, classifier
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from allreduce.strategies import MirroredStrategy
 
 import allreduce as ar
 from allreduce import nn, optim
@@ -17,7 +18,6 @@ from allreduce.graph.autodiff.gradient import backward
 from allreduce.graph.core import pass_switches
 from allreduce.graph.core.spec import BATCH, Spec
 from allreduce.graph.core.tensor import Tensor
-from allreduce.strategies import MirroredStrategy
 from tests.graph.interpret import interpret, record
 from tests.graph.ops.test_gradients import numeric_gradients
 
