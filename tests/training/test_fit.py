@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from typing import Any
 
 import numpy as np
@@ -136,6 +138,25 @@ def test_a_bar_on_a_terminal(
     assert "━" in printed
     assert "3/3" in printed
     assert "loss" in printed
+    assert re.search(r"-?-:--|0:0\d", printed)  # the time left
+
+
+def test_time_spent_waiting_for_input_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    x, y = blobs(40)
+
+    def slow() -> Any:
+        for at in range(0, 40, 10):
+            time.sleep(0.05)
+            yield x[at : at + 10], y[at : at + 10]
+
+    model = on_replicas(2)
+    model.fit(x, y, 10, verbose=0)  # so that no step compiles
+    model.fit(slow(), verbose=2)
+    (line,) = capsys.readouterr().out.splitlines()
+    share = re.search(r"(\d+)% waiting for input", line)
+    assert share is not None, line
+    assert int(share[1]) > 30
+    assert "samples/s" in line
 
 
 def test_batches_are_described() -> None:
