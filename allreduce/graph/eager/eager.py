@@ -13,12 +13,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from allreduce.devices.budget import largest
-from allreduce.devices.names import DeviceName
 from allreduce.errors import MismatchError, OutOfMemoryError
 from allreduce.graph.consistency.rank_check import Facts
 from allreduce.graph.core import pytree
 from allreduce.graph.core.node import Graph, Node
-from allreduce.graph.core.op_table import Attrs, lookup
+from allreduce.graph.core.op_table import lookup
 from allreduce.graph.core.spec import Spec, concrete
 from allreduce.graph.core.tensor import EagerTensor, TracedTensor
 from allreduce.graph.debug.memory_guards import run_now
@@ -77,19 +76,10 @@ class EagerTrace(Trace):
         self._of_replica: set[int] = set()
         self._updated: set[Variable] = set()
 
-    def add(
-        self,
-        op: str,
-        inputs: Sequence[TracedTensor],
-        attrs: Attrs,
-        spec: Spec,
-        *,
-        control: Sequence[int] = (),
-        place: DeviceName | None = None,
-    ) -> TracedTensor:
+    def _record(self, node: Node) -> None:
         """Append a node and compute its value."""
-        node = self._append(op, inputs, attrs, spec, control, place)
-        node = self.nodes[-1] = self._placed(node)
+        node = self._placed(node)
+        super()._record(node)
         for found, root in ((self._of_samples, of_samples), (self._of_replica, of_replica)):
             if depends(node, found, root):
                 found.add(node.id)
@@ -99,7 +89,6 @@ class EagerTrace(Trace):
             raise
         except MemoryError as error:
             raise self._shortage(node, error) from error
-        return self.tensor(node.id)
 
     def _shortage(self, node: Node, error: MemoryError) -> OutOfMemoryError:
         """Say where there was no memory, and which of the step's values have it."""

@@ -101,24 +101,15 @@ class BodyTrace(Trace):
             self._captured[outer.id] = self.placeholder(outer.spec, "outside")
         return self._captured[outer.id]
 
-    def add(
-        self,
-        op: str,
-        inputs: Sequence[TracedTensor],
-        attrs: Attrs,
-        spec: Spec,
-        *,
-        control: Sequence[int] = (),
-        place: DeviceName | None = None,
-    ) -> TracedTensor:
-        kind = lookup(op).kind
+    def _record(self, node: Node) -> None:
+        kind, op = lookup(node.op).kind, node.op
         if kind == "effect":
             self._refuse(
                 f"changes something outside ({op})", "return the value, and do so after it"
             )
         if kind == "collective":
             self._refuse(f"exchanges values between replicas ({op})", "do so before or after it")
-        return super().add(op, inputs, attrs, spec, control=control, place=place)
+        super()._record(node)
 
     def value(self, given: Any) -> TracedTensor:
         """Return this trace's tensor for an operand."""

@@ -49,22 +49,7 @@ class Trace:
         place: DeviceName | None = None,
     ) -> TracedTensor:
         """Append a node where the scopes around the caller ask for it; `place` wins over them."""
-        return self.tensor(self._append(op, inputs, attrs, spec, control, place).id)
-
-    def tensor(self, id: int) -> TracedTensor:
-        """Return the value of a node."""
-        return TracedTensor(self, id, self.nodes[id].spec)
-
-    def _append(
-        self,
-        op: str,
-        inputs: Sequence[TracedTensor],
-        attrs: Attrs,
-        spec: Spec,
-        control: Sequence[int],
-        place: DeviceName | None,
-    ) -> Node:
-        own = tuple(self.own(tensor, op).id for tensor in inputs)
+        own = tuple(self.own(tensor, op).id for tensor in inputs)  # may append nodes, too
         node = Node(
             id=len(self.nodes),
             op=op,
@@ -76,9 +61,15 @@ class Trace:
             source=users_line(),
             part=current_part(),
         )
-        node = choose(node, self) if place is None else node
+        self._record(choose(node, self) if place is None else node)
+        return self.tensor(node.id)
+
+    def _record(self, node: Node) -> None:
         self.nodes.append(node)
-        return node
+
+    def tensor(self, id: int) -> TracedTensor:
+        """Return the value of a node."""
+        return TracedTensor(self, id, self.nodes[id].spec)
 
     def own(self, tensor: TracedTensor, what: str) -> TracedTensor:
         """Return this trace's tensor for an argument of `what`.
