@@ -244,11 +244,7 @@ def _check_equal_changes(graph: Graph) -> None:
 
 
 def _updates(host: Host, graph: Graph) -> list[tuple[UpdateRule, ArenaPlan]]:
-    """Return each `apply_gradients` node's arena, laid out in the order of its variables.
-
-    Raises:
-        UsageError: One variable would be changed by several optimizers, or twice by one.
-    """
+    """Return each `apply_gradients` node's arena, laid out in the order of its variables."""
     updates: list[tuple[UpdateRule, ArenaPlan]] = []
     changed: set[Variable] = set()
     for node in graph.nodes:
