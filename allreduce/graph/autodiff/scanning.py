@@ -86,12 +86,7 @@ def _leaves(structure: Any) -> list[TracedTensor]:
 
 
 def _length(elements: Any, length: int | None) -> int:
-    """Read the number of steps.
-
-    Raises:
-        ShapeError: Tensors differ in it, or have no axis of a known size in front.
-        UsageError: Nothing says it, or it is no integer from 0 up.
-    """
+    """Read the number of steps."""
     if length is not None and (type(length) is not int or length < 0):
         raise UsageError(f"{users_line()}: the length of a scan is an integer, not {length!r:.60}")
     found = length
@@ -125,11 +120,7 @@ def _run_now(fn: Step, carry: Any, elements: Any, order: Sequence[int]) -> tuple
 def _step_of(
     trace: Trace, fn: Step, carry: Any, elements: Any
 ) -> tuple[Graph, list[TracedTensor], Any]:
-    """Record a step; return it with its outer inputs, and the results of `fn`.
-
-    Raises:
-        ShapeError, UsageError: `fn` does not return results and a carry like the one it got.
-    """
+    """Record a step; return it with its outer inputs, and the results of `fn`."""
     inner = BodyTrace(trace)
     with recording(inner):
         before = _map(lambda x: inner.placeholder(x.spec, "carry"), carry)
@@ -152,11 +143,7 @@ def _called(fn: Step, carry: Any, element: Any) -> tuple[Any, Any]:
 
 
 def _check_carry(before: Any, after: Any) -> None:
-    """Refuse a carry that is not of the same structure, shapes and dtypes after a step.
-
-    Raises:
-        ShapeError, UsageError: It is not; names the part of it.
-    """
+    """Refuse a carry that is not of the same structure, shapes and dtypes after a step."""
     if pytree.outline(before) != pytree.outline(after):
         raise UsageError(
             f"{users_line()}: the function of ar.scan got a carry {pytree.outline(before)} and "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -65,7 +64,7 @@ class Operators(NumpyArgument):
     __ge__ = _binary("greater_equal")
 
 
-class Tensor(Operators, ABC):
+class Tensor(Operators):
     """The type that operators take and return."""
 
     __slots__ = ("__weakref__", "spec")
@@ -92,56 +91,8 @@ class Tensor(Operators, ABC):
     def ndim(self) -> int:
         return self.spec.ndim
 
-    @abstractmethod
     def numpy(self) -> np.ndarray:
         """Copy the value into a new array; traced tensors have none."""
-
-    @abstractmethod
-    def __bool__(self) -> bool: ...
-
-    @abstractmethod
-    def __float__(self) -> float: ...
-
-    @abstractmethod
-    def __int__(self) -> int: ...
-
-    @abstractmethod
-    def __index__(self) -> int: ...
-
-    @abstractmethod
-    def __round__(self, digits: int | None = None) -> int | float: ...
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (self[i] for i in range(len(self)))
-
-    def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
-        return call("equal", self, other)
-
-    def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
-        return call("not_equal", self, other)
-
-    __hash__ = object.__hash__
-
-
-class TracedTensor(Tensor):
-    """A value of the step being traced: it has a shape and a dtype but no elements yet."""
-
-    __slots__ = ("id", "trace")
-
-    has_value = False
-
-    def __init__(self, trace: object, id: int, spec: Spec) -> None:
-        super().__init__(spec)
-        self.trace = trace
-        self.id = id
-
-    def __repr__(self) -> str:
-        return f"<tensor %{self.id} {self.spec}>"
-
-    def numpy(self) -> np.ndarray:
         self._has_no_value("an array", "return it from the function")
 
     def __bool__(self) -> bool:
@@ -172,14 +123,41 @@ class TracedTensor(Tensor):
             self._has_no_value("a length", "the batch size is known only when the step runs")
         return size
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        self._has_no_value("an array", "use ar.ops instead of numpy here, or return it")
-
     def _has_no_value(self, wanted: str, remedy: str) -> NoReturn:
         raise UsageError(
             f"{users_line()}: a tensor of shape {show(self.shape)} was used as {wanted} inside "
             f"ar.function, where it has no value yet; {remedy}"
         )
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[i] for i in range(len(self)))
+
+    def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
+        return call("equal", self, other)
+
+    def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
+        return call("not_equal", self, other)
+
+    __hash__ = object.__hash__
+
+
+class TracedTensor(Tensor):
+    """A value of the step being traced: it has a shape and a dtype but no elements yet."""
+
+    __slots__ = ("id", "trace")
+
+    has_value = False
+
+    def __init__(self, trace: object, id: int, spec: Spec) -> None:
+        super().__init__(spec)
+        self.trace = trace
+        self.id = id
+
+    def __repr__(self) -> str:
+        return f"<tensor %{self.id} {self.spec}>"
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        self._has_no_value("an array", "use ar.ops instead of numpy here, or return it")
 
 
 class _Valued:

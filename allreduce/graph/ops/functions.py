@@ -96,110 +96,34 @@ _PYTHON_OPERATORS = (
 )
 OPERATORS.update({name: globals()[name] for name in _PYTHON_OPERATORS})
 
-__all__ = [
-    "absolute",
-    "add",
-    "all_gather",
-    "all_reduce",
-    "argmax",
-    "argmin",
-    "average_pool2d",
-    "bitwise_and",
-    "bitwise_or",
-    "bitwise_xor",
-    "broadcast_to",
-    "cast",
-    "clip",
-    "concatenate",
-    "conv2d",
-    "cos",
-    "cumsum",
-    "divide",
-    "dropout",
-    "embedding",
-    "equal",
-    "erf",
-    "exp",
-    "expand_dims",
-    "expm1",
-    "flatten",
-    "floor",
-    "floor_divide",
-    "full",
-    "gelu",
-    "getitem",
-    "global_average_pool2d",
-    "global_max_pool2d",
-    "greater",
-    "greater_equal",
-    "group_norm",
-    "invert",
-    "isfinite",
-    "isinf",
-    "isnan",
-    "layer_norm",
-    "less",
-    "less_equal",
-    "log",
-    "log1p",
-    "log_softmax",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "logical_xor",
-    "logits_of",
-    "matmul",
-    "max",
-    "max_pool2d",
-    "maximum",
-    "mean",
-    "min",
-    "minimum",
-    "multiply",
-    "negative",
-    "normal",
-    "normalize",
-    "not_equal",
-    "one_hot",
-    "ones",
-    "ones_like",
-    "pad",
-    "permutation",
-    "power",
-    "relu",
-    "remainder",
-    "replica_id",
-    "reshape",
-    "scaled_dot_product_attention",
-    "sigmoid",
-    "sign",
-    "sin",
-    "size",
-    "softmax",
-    "softmax_cross_entropy",
-    "sparse_softmax_cross_entropy",
-    "split",
-    "sqrt",
-    "square",
-    "squeeze",
-    "stack",
-    "std",
-    "stop_gradient",
-    "subtract",
-    "sum",
-    "sum_to",
-    "take",
-    "take_along_axis",
-    "tanh",
-    "tile",
-    "top_k",
-    "transpose",
-    "uniform",
-    "var",
-    "where",
-    "zeros",
-    "zeros_like",
-]
+# By family, in the order of the imports.
+__all__ = ["stop_gradient"]
+__all__ += ["embedding", "take", "take_along_axis", "top_k"]
+__all__ += ["argmax", "argmin", "one_hot"]
+__all__ += ["concatenate", "pad", "split", "stack", "tile"]
+__all__ += ["broadcast_to", "expand_dims", "flatten", "full", "ones", "ones_like", "reshape"]
+__all__ += ["size", "squeeze", "transpose", "zeros", "zeros_like"]
+__all__ += ["getitem"]
+__all__ += ["all_gather", "all_reduce", "replica_id"]
+__all__ += ["cast"]
+__all__ += ["bitwise_and", "bitwise_or", "bitwise_xor", "equal", "greater", "greater_equal"]
+__all__ += ["invert", "isfinite", "isinf", "isnan", "less", "less_equal", "logical_and"]
+__all__ += ["logical_not", "logical_or", "logical_xor", "not_equal", "where"]
+__all__ += ["cumsum"]
+__all__ += ["absolute", "add", "clip", "cos", "divide", "exp", "expm1", "floor", "floor_divide"]
+__all__ += ["log", "log1p", "maximum", "minimum", "multiply", "negative", "power", "remainder"]
+__all__ += ["sign", "sin", "sqrt", "square", "subtract"]
+__all__ += ["matmul"]
+__all__ += ["max", "mean", "min", "std", "sum", "sum_to", "var"]
+__all__ += ["erf", "gelu", "relu", "sigmoid", "tanh"]
+__all__ += ["scaled_dot_product_attention"]
+__all__ += ["conv2d"]
+__all__ += ["dropout"]
+__all__ += ["softmax_cross_entropy", "sparse_softmax_cross_entropy"]
+__all__ += ["group_norm", "layer_norm", "normalize"]
+__all__ += ["average_pool2d", "global_average_pool2d", "global_max_pool2d", "max_pool2d"]
+__all__ += ["log_softmax", "logits_of", "softmax"]
+__all__ += ["normal", "permutation", "uniform"]
 
 METHODS.update({name: name for name in __all__}, astype="cast")
 
