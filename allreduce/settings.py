@@ -80,6 +80,7 @@ TABLE: tuple[Setting, ...] = (
     Setting("ACROSS", _carrier, "tcp", "tcp or mpi", "what carries between hosts, in hierarchical"),
     Setting("TCP_CONNECTIONS", _integer(1, 16), 1, "1 to 16", "data sockets per pair"),
     Setting("TCP_INTERFACE", _text, None, "an interface or address", "where hosts reach another"),
+    Setting("SHARE_GPUS", _switch, False, "on or off", "whether ranks of a host share GPUs"),
     Setting("SHARED_PULL", _switch, True, "on or off", "whether ranks read each other's memory"),
     Setting("HOST", _text, None, "any non-empty text", "a name for this host, in its own's place"),
     Setting("CLUSTER", _text, None, "JSON, or a file's path", "the cluster's tasks and addresses"),
@@ -104,6 +105,7 @@ class Settings:
     across: str
     tcp_connections: int
     tcp_interface: str | None
+    share_gpus: bool
     shared_pull: bool
     host: str | None
     cluster: str | None

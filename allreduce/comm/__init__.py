@@ -20,6 +20,7 @@ from allreduce.comm.control_collectives import (
     total,
 )
 from allreduce.comm.core.transport import Work
+from allreduce.comm.device_sharing import share_devices
 from allreduce.comm.registry import open_members, opener
 from allreduce.errors import UsageError
 
@@ -192,6 +193,7 @@ def _join(state: _State, given: dict[str, Any]) -> World:
             state.arguments = before
             raise
         read = settings.load()
+        share_devices(state.world, state.arguments.get("timeout", read.timeout))
         state.facts = {"leader": read.leader, "secret": read.secret} | asked
         state.facts |= {"rank": state.world.rank, "size": state.world.size}
     return state.world

@@ -16,7 +16,8 @@ from numpy.typing import DTypeLike, NDArray
 from allreduce.comm import objects
 from allreduce.comm.arguments import checks
 from allreduce.comm.arguments.arrays import borrow
-from allreduce.comm.arguments.checks import UNSCALED, Options
+from allreduce.comm.arguments.checks import UNSCALED, Context, Options
+from allreduce.comm.arguments.device_arrays import device_of
 from allreduce.comm.arguments.prepare import prepare, result_shape
 from allreduce.comm.calls.call import ANY, OPERATORS
 from allreduce.comm.calls.plan import Plan
@@ -457,9 +458,7 @@ class Communicator:
             UsageError: An array is not NumPy's, or not contiguous.
         """
         context = self._dispatch.context("all_reduce")
-        checks.check_stays(context, x=x, out=out)
-        ready = prepare(context, x, Options(op), out)
-        start = self._dispatch.transport.bind(ready.call, ready.x, ready.out, ready.result)
+        start = self._bound(context, x, op, out)
 
         def begin() -> Work:
             self._dispatch.check_open()
@@ -468,6 +467,14 @@ class Communicator:
             return work
 
         return begin
+
+    def _bound(self, context: Context, x: Any, op: str, out: Any) -> Callable[[], Work]:
+        device = device_of(x, out)
+        if device is not None:
+            return self._dispatch.bind_on_device(context, device, x, Options(op), out, ordered=True)
+        checks.check_stays(context, x=x, out=out)
+        ready = prepare(context, x, Options(op), out)
+        return self._dispatch.transport.bind(ready.call, ready.x, ready.out, ready.result)
 
     def abort(self, reason: str, *, interrupted: bool = False) -> None:
         """Make the communicator dead on all members; the others raise rank and reason.

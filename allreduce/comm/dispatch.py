@@ -11,10 +11,13 @@ from allreduce import _native
 from allreduce.cluster import Store
 from allreduce.comm.arguments import messages
 from allreduce.comm.arguments.checks import Context, Options
+from allreduce.comm.arguments.device_arrays import device_of
+from allreduce.comm.arguments.device_arrays import prepare as prepare_on_device
 from allreduce.comm.arguments.prepare import Prepared, prepare
 from allreduce.comm.calls.call import Call, kind
-from allreduce.comm.core.transport import FastTransport, Transport, Work
+from allreduce.comm.core.transport import DeviceTransport, FastTransport, Transport, Work
 from allreduce.comm.failures.reporter import group_text
+from allreduce.devices import Device
 from allreduce.errors import AllreduceError, ClosedError, UnsupportedError, is_interrupt
 
 T = TypeVar("T")
@@ -41,7 +44,8 @@ class Dispatcher:
         self.where = f"[{transport.name}] {group_text(name)}{label}"
         self.transport = transport
         # Native methods read this attribute and pass plain arrays to it.
-        self.fast_path = transport.native if isinstance(transport, FastTransport) else None
+        host = transport.on_host
+        self.fast_path = host.native if isinstance(host, FastTransport) else None
         self.store: Store | None = None  # for texts that members exchange outside calls
         self.closed = False
         self._thread = threading.local()  # `starts`: whether this thread's call has been checked
@@ -146,7 +150,47 @@ class Dispatcher:
     ) -> Work:
         """Check and start a call; see `prepare` for the arguments."""
         context = self.context(collective)
+        device = device_of(x, out)
+        if device is not None:
+            return self._start_on_device(context, device, x, options, out, whole)
         return self.start_prepared(context, prepare(context, x, options, out, whole))
+
+    def _start_on_device(
+        self, context: Context, device: Device, x: Any, options: Options, out: Any, whole: Any
+    ) -> Work:
+        """Check and start a call of arrays that lie on a device."""
+        return self.in_order(context, self.bind_on_device(context, device, x, options, out, whole))
+
+    def bind_on_device(
+        self,
+        context: Context,
+        device: Device,
+        x: Any,
+        options: Options,
+        out: Any,
+        whole: Any = None,
+        *,
+        ordered: bool = False,
+    ) -> Callable[[], Work]:
+        """Check a call of arrays that lie on a device; returns a function that starts it.
+
+        Raises:
+            UnsupportedError: The transport carries arrays of the host only.
+        """
+        transport = self.transport
+        if not isinstance(transport, DeviceTransport):
+            raise UnsupportedError(
+                f"{context.where} got an array on {device.name.local}, but transport "
+                f"{transport.name!r} carries arrays in the host's memory; choose transport='nccl', "
+                "or copy the array to the host"
+            )
+        ready = prepare_on_device(context, device, x, options, out, whole)
+        transport.check_carries(context.where, ready.call)
+        return functools.partial(
+            transport.start_on_device,
+            *(ready.call, device, ready.x, ready.out, ready.factor, ready.result),
+            ordered=ordered,
+        )
 
     def start_prepared(self, context: Context, ready: Prepared) -> Work:
         """Start a call that has been checked."""
@@ -161,6 +205,9 @@ class Dispatcher:
         It also runs after another thread called `close()`, which waits for the compound call.
         """
         context = Context(collective, self.where, self.name, self.rank, self.size)
+        device = device_of(x, out)
+        if device is not None:
+            return self._start_on_device(context, device, x, options, out, whole).wait()
         return self.start_prepared(context, prepare(context, x, options, out, whole)).wait()
 
     def meet(self, call_text: str = "") -> Work:
@@ -198,8 +245,9 @@ class Dispatcher:
 
     def finish_fast(self, work: object, x: Any) -> None:
         """Complete a call that the fast path left unfinished; raise if it failed."""
-        assert isinstance(self.transport, FastTransport), "it had a fast path"
-        self.transport.finish_fast(work, x)
+        host = self.transport.on_host
+        assert isinstance(host, FastTransport), "it had a fast path"
+        host.finish_fast(work, x)
 
     def interrupt_fast(self, kind: type[BaseException]) -> None:
         """Abort after a signal handler raised during a call on the fast path."""

@@ -19,7 +19,7 @@ from allreduce.comm.core.transport import MappedTransport, Work
 
 def updates(comm: Communicator) -> bool:
     """Say whether a communicator's members can update for each other."""
-    return comm.size > 1 and isinstance(comm._dispatch.transport, MappedTransport)
+    return comm.size > 1 and isinstance(comm._dispatch.transport.on_host, MappedTransport)
 
 
 def update_init(
@@ -75,6 +75,6 @@ def part_of(comm: Communicator, array: NDArray[Any], member: int) -> NDArray[Any
 
 
 def _mapped(comm: Communicator) -> MappedTransport:
-    transport = comm._dispatch.transport
+    transport = comm._dispatch.transport.on_host
     assert isinstance(transport, MappedTransport), "callers ask `updates` first"
     return transport

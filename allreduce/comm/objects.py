@@ -12,6 +12,7 @@ import numpy as np
 from allreduce.comm.arguments import checks
 from allreduce.comm.arguments.arrays import borrow, borrow_out, dtype_named
 from allreduce.comm.arguments.checks import Context, Options
+from allreduce.comm.arguments.device_arrays import device_of
 from allreduce.comm.arguments.prepare import new_output
 from allreduce.comm.calls.call import Array
 from allreduce.comm.core.transport import Work
@@ -148,7 +149,7 @@ def scatter_into(comm: Dispatcher, context: Context, x: Any, options: Options, o
     """Start a scatter of which every member knows its share by `out`."""
     whole = None
     if comm.rank != options.root:
-        share = borrow_out(f"{context.where}: out", out)
+        share = out if device_of(out) else borrow_out(f"{context.where}: out", out)
         rows = len(share) if share.ndim else 1
         total = rows * comm.size if options.counts is None else sum(options.counts)
         whole = share.dtype, (total, *share.shape[1:])
@@ -163,6 +164,11 @@ def scatter(comm: Dispatcher, context: Context, x: Any, options: Options) -> Any
     found: list[Any] = []
     if comm.rank == options.root:
         try:
+            if device_of(x) is not None:
+                raise UnsupportedError(
+                    f"{context.where}: the others cannot know on which device their shares are to "
+                    "lie; pass out= on all members"
+                )
             array = borrow(context.where, x, "takes an array on its root").array
             checks.check_op(context, None, array.dtype)
             found = ["", str(array.dtype), list(array.shape)]

@@ -12,6 +12,7 @@ from allreduce.comm.communicator import Communicator
 from allreduce.comm.core import lifecycle, progress
 from allreduce.comm.core.transport import Transport
 from allreduce.comm.group_factory import GroupFactory, StorePart
+from allreduce.devices import physical_devices
 from allreduce.errors import unknown_name
 from allreduce.importing import importing
 
@@ -37,7 +38,10 @@ REGISTRY: dict[str, tuple[str, str]] = {
     "tcp": ("allreduce.comm.transports.tcp.opener", "open_tcp"),
     "mpi": ("allreduce.comm.transports.mpi.opener", "open_mpi"),
     "hierarchical": ("allreduce.comm.transports.hierarchical.opener", "open_hierarchical"),
+    "nccl": ("allreduce.comm.transports.nccl.opener", "open_nccl"),
 }
+# Those that carry arrays on devices, beside a transport of the host's.
+_FOR_DEVICES = ("nccl",)
 
 
 def opener(name: str | None, where: str = "") -> Opener:
@@ -57,7 +61,7 @@ def opener(name: str | None, where: str = "") -> Opener:
     with importing():
         imported = importlib.import_module(module)
     found: Callable[..., Sequence[Transport]] = getattr(imported, function)
-    return cast(Opener, found)
+    return cast(Opener, partial(found, control=_by_hosts) if name in _FOR_DEVICES else found)
 
 
 def check_name(name: str, where: str = "") -> None:
@@ -115,6 +119,14 @@ def _open_group(
 
 
 def _by_world(
+    world: World, local_members: int, *, name: str, timeout: float
+) -> Sequence[Transport]:
+    """Open what suits where the ranks are, and the devices of this one."""
+    chosen = opener("nccl") if physical_devices("GPU") else _by_hosts
+    return chosen(world, local_members, name=name, timeout=timeout)
+
+
+def _by_hosts(
     world: World, local_members: int, *, name: str, timeout: float
 ) -> Sequence[Transport]:
     """Open `shared` on one host and `hierarchical` on several."""

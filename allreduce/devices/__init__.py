@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from allreduce.devices.base import Buffer, Device, Event, Stream
-from allreduce.devices.inventory import Inventory, PhysicalDevice, lacks_runtime
+from allreduce.devices.inventory import Inventory, PhysicalDevice
 from allreduce.devices.names import DeviceName
+from allreduce.devices.registry import absence
 from allreduce.devices.threads import affinity_cores, blas_threads, limit_blas_threads
 
 _here = Inventory()
@@ -14,6 +15,12 @@ logical_devices = _here.logical
 set_logical_devices = _here.set_logical
 matching = _here.matching
 lookup = _here.lookup
+identities = _here.identities
+take_share = _here.take_share
+as_array = _here.as_array
+owner = _here.owner
+read = _here.read
+write = _here.write
 
 __all__ = [
     "Buffer",
@@ -22,13 +29,19 @@ __all__ = [
     "Event",
     "PhysicalDevice",
     "Stream",
+    "absence",
     "affinity_cores",
+    "as_array",
     "blas_threads",
-    "lacks_runtime",
+    "identities",
     "limit_blas_threads",
     "logical_devices",
     "lookup",
     "matching",
+    "owner",
     "physical_devices",
+    "read",
     "set_logical_devices",
+    "take_share",
+    "write",
 ]

@@ -1,7 +1,8 @@
 """The interface of a kind of device: runtime, devices, streams, events and buffers.
 
-A new kind is one file with a `Runtime`, its `Device`, `Stream` and `Event`, and one row in
-`registry.RUNTIMES`. Arrays are the kind's own (`numpy.ndarray` on CPUs) and behave like NumPy's.
+A new kind is one file or folder with a `Runtime`, its `Device`, `Stream` and `Event`, and one row
+in `registry.RUNTIMES`. Arrays are the kind's own (`numpy.ndarray` on CPUs), with NumPy's shapes,
+dtypes and views.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -126,12 +127,13 @@ class Device(ABC):
         return int(self.name.index or 0)
 
     @abstractmethod
-    def allocate(self, nbytes: int, contents: Contents = ()) -> Buffer:
+    def allocate(self, nbytes: int, contents: Contents = (), *, zero: bool = True) -> Buffer:
         """Make a private Buffer of zeros, aligned to `ALIGNMENT` bytes.
 
         Args:
             nbytes: Its size.
             contents: Its purpose, as errors list it.
+            zero: Whether it must hold zeros; otherwise it may hold anything.
 
         Raises:
             OutOfMemoryError: The memory, or the device's limit, is exhausted; the message names
@@ -160,6 +162,39 @@ class Device(ABC):
     def holds(self, array: Any) -> bool:
         """Return whether the device can use an array without a copy."""
 
+    def address(self, flat: Any) -> int:
+        """Return the address of an array's first byte, in the device's address space."""
+        return int(flat.__array_interface__["data"][0])
+
+    def read(self, array: Any) -> npt.NDArray[Any]:
+        """Copy an array to new host memory, after all work that the device was given before."""
+        found: npt.NDArray[Any] = array.copy()
+        return found
+
+    def write(self, target: Any, value: Any) -> None:
+        """Set an array from a host or device array or a number; complete on return."""
+        target[...] = value
+
+    def assign(self, target: Any, value: Any) -> None:
+        """Set an array from one of this device, or from a number; called by `Stream.launch`."""
+        target[...] = value
+
+    def accumulate(self, target: Any, value: Any) -> None:
+        """As `assign`, but add to the array."""
+        target += value
+
+    def constant(self, value: npt.NDArray[Any]) -> Any:
+        """Return a host array as one that the device's work can use and nothing changes."""
+        return value
+
+    def number(self, value: npt.NDArray[Any], stream: Stream) -> Any:  # noqa: ARG002
+        """As `constant`, for one step's number, ordered on a stream."""
+        return value
+
+    def host_empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Allocate a host array that copies from the device go to."""
+        return np.empty(shape, dtype)
+
     @abstractmethod
     def stream(self, name: str) -> Stream:
         """Make a stream; `name` ("compute", "collective") is for people."""
@@ -170,6 +205,11 @@ class Device(ABC):
             if kind not in self._own:
                 self._own[kind] = self.stream(kind)
             return self._own[kind]
+
+    @property
+    def in_use(self) -> bool:
+        """Whether it has given memory away, or has streams."""
+        return bool(self.memory.used or self._own)
 
     def streams(self) -> list[Stream]:
         """List its own streams that have been asked for."""
@@ -196,6 +236,34 @@ class Runtime(ABC):
     @abstractmethod
     def open(self, name: DeviceName, physical: int) -> Device:
         """Make the logical device `name` on the physical device number `physical`."""
+
+    def absence(self) -> str:
+        """Say why there is no device of this kind, and what to do; empty if there are some."""
+        return ""
+
+    def identities(self) -> tuple[str, ...]:
+        """Name the physical devices, equally in all processes that share them.
+
+        Empty for a kind that processes need not share out.
+        """
+        return ()
+
+    def kernel(self, operator: str) -> Callable[..., object] | None:  # noqa: ARG002
+        """Return the kernel of one of the library's operators, called as `Op.cpu` is."""
+        return None
+
+    def update(
+        self,
+        rule: Any,  # noqa: ARG002
+        spans: Sequence[tuple[str, slice]],  # noqa: ARG002
+    ) -> Callable[..., None] | None:
+        """Return an optimizer's update of a range of an arena, called as its `update` is.
+
+        Args:
+            rule: The optimizer.
+            spans: Each variable's path and its part of the range.
+        """
+        return None
 
 
 class Buffer:
@@ -259,7 +327,7 @@ class Buffer:
     @property
     def address(self) -> int:
         """Where the first byte is, in the device's address space."""
-        return int(self._bytes.__array_interface__["data"][0])
+        return self.device.address(self._bytes)
 
     @property
     def bytes(self) -> Any:

@@ -68,7 +68,13 @@ class CpuDevice(Device):
 
     reads_host = True
 
-    def allocate(self, nbytes: int, contents: Contents = ()) -> Buffer:
+    def allocate(
+        self,
+        nbytes: int,
+        contents: Contents = (),
+        *,
+        zero: bool = True,  # noqa: ARG002  # fresh pages are
+    ) -> Buffer:
         nbytes = integer("a Buffer's size in bytes", nbytes)
         if nbytes < 0:
             raise UsageError(f"a Buffer cannot have {nbytes} bytes")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from allreduce.devices.base import Device
 from allreduce.devices.integers import integer
 from allreduce.devices.names import LOCAL_CPU, DeviceName
-from allreduce.devices.registry import RUNTIMES, runtime, unused_gpus
+from allreduce.devices.registry import RUNTIMES, absence, runtime
 from allreduce.errors import DeviceError, UsageError, did_you_mean
-from allreduce.events import counted, logger
+from allreduce.events import counted
 
 
 @dataclass(frozen=True)
@@ -28,15 +33,16 @@ class Inventory:
         self._lock = threading.RLock()
         self._wanted: dict[str, int] = {}
         self._limits: dict[str, int | None] = {}  # bytes of each logical device, by kind
+        self._shares: dict[str, Sequence[int]] = {}  # of physical devices; by default all
         self._logical: tuple[Device, ...] | None = None
 
     def physical(self, kind: str | None = None) -> list[PhysicalDevice]:
-        """List the physical devices, of one kind or of all; no GPUs, as nothing can use them."""
-        kinds = list(RUNTIMES) if kind is None else _listed(kind)
+        """List the physical devices, of one kind or of all."""
+        kinds = list(RUNTIMES) if kind is None else [_known(kind)]
         return [
             PhysicalDevice(f"/physical_device:{each}:{index}", each)
             for each in kinds
-            for index in range(runtime(each).count())
+            for index in range(len(self._share(each)))
         ]
 
     def set_logical(self, kind: str, count: int, memory_limit: int | None = None) -> None:
@@ -52,6 +58,8 @@ class Inventory:
         """
         kind = _known(kind)
         count = integer(f"the number of logical {kind} devices", count, 1)
+        if why := absence(kind):
+            raise DeviceError(f"no logical {kind} devices can be made: {why}")
         if memory_limit is not None:
             memory_limit = integer("memory_limit, a number of bytes,", memory_limit, 1)
         with self._lock:
@@ -68,24 +76,83 @@ class Inventory:
 
     def logical(self, kind: str | None = None) -> list[Device]:
         """List the logical devices, of one kind or of all; their first use makes them."""
-        wanted = RUNTIMES if kind is None else _listed(kind)
+        wanted = RUNTIMES if kind is None else [_known(kind)]
         with self._lock:
             if self._logical is None:
                 self._logical = tuple(self._make())
             return [device for device in self._logical if device.kind in wanted]
 
     def _make(self) -> list[Device]:
-        if ignored := unused_gpus():
-            have = counted(ignored, "GPU")
-            logger.info("this machine has %s, but this version has no runtime for GPUs", have)
-        devices = []
-        for kind in RUNTIMES:
-            physical = runtime(kind).count()
-            for index in range(self._wanted.get(kind, physical)):
-                name = DeviceName(kind=kind, index=index).complete()
-                devices.append(runtime(kind).open(name, index % physical))
-                devices[-1].memory.limit = self._limits.get(kind)
+        return [device for kind in RUNTIMES for device in self._of_kind(kind)]
+
+    def _of_kind(self, kind: str) -> list[Device]:
+        devices, physical = [], self._share(kind)
+        for index in range(self._wanted.get(kind, len(physical))):
+            name = DeviceName(kind=kind, index=index).complete()
+            devices.append(runtime(kind).open(name, physical[index % len(physical)]))
+            devices[-1].memory.limit = self._limits.get(kind)
         return devices
+
+    def _share(self, kind: str) -> Sequence[int]:
+        """Return the numbers of the physical devices of a kind that this process uses."""
+        return self._shares.get(kind, range(runtime(kind).count()))
+
+    def identities(self, kind: str) -> tuple[str, ...]:
+        """Name the physical devices of a kind that can be dealt out to processes."""
+        return runtime(kind).identities()
+
+    def take_share(self, kind: str, numbers: Sequence[int]) -> None:
+        """Use some of the physical devices of a kind only.
+
+        Raises:
+            UsageError: Others of them are in use already.
+        """
+        with self._lock:
+            if self._logical is None or list(numbers) == [*self._share(kind)]:
+                self._shares[kind] = tuple(numbers)
+                return
+            used = [each for each in self._logical if each.kind == kind and each.in_use]
+            if used:
+                raise UsageError(
+                    f"{used[0].name.local} was used before this process joined the job, which "
+                    "deals such devices out to ranks; call ar.init() first"
+                )
+            self._shares[kind] = tuple(numbers)
+            others = [each for each in self._logical if each.kind != kind]
+            self._logical = (*others, *self._of_kind(kind))
+
+    def owner(self, array: Any) -> Device | None:
+        """Return the device whose memory an array lies in; None for the host's."""
+        if type(array) is np.ndarray or not hasattr(array, "dtype"):
+            return None
+        with self._lock:
+            made = self._logical or ()
+        return next((each for each in made if not each.reads_host and each.holds(array)), None)
+
+    def as_array(self, value: Any) -> Any:
+        """Return an array of a device as it is, and anything else as a NumPy array."""
+        if type(value) is np.ndarray or self.owner(value) is not None:
+            return value
+        return np.asarray(value)
+
+    def read(self, array: Any) -> npt.NDArray[Any]:
+        """Copy an array of any device to new host memory."""
+        device = None if type(array) is np.ndarray else self.owner(array)
+        copied: npt.NDArray[Any] = array.copy() if device is None else device.read(array)
+        return copied
+
+    def write(self, target: Any, value: Any) -> None:
+        """Set an array of any device from another one, or from a number; complete on return."""
+        if type(target) is np.ndarray:
+            target[...] = value if type(value) is np.ndarray else self._on_host(value)
+            return
+        device = self.owner(target)
+        assert device is not None, "a device's array"
+        device.write(target, value)
+
+    def _on_host(self, value: Any) -> Any:
+        device = self.owner(value)
+        return value if device is None else device.read(value)
 
     def matching(self, pattern: str | DeviceName) -> list[Device]:
         """List the logical devices that agree with a name; the empty name agrees with all."""
@@ -106,17 +173,10 @@ class Inventory:
         raise DeviceError(f"there is no device {str(full)!r} here: {_reason(full, devices)}")
 
 
-def _listed(kind: str) -> list[str]:
-    """Give the kind that is to be listed; none for GPUs, as programs ask whether there are any."""
-    return [] if lacks_runtime(str(kind).upper()) else [_known(kind)]
-
-
 def _known(kind: str) -> str:
     """Give the kind's name as the registry has it, or say why there is none."""
     if str(kind).upper() in RUNTIMES:
         return str(kind).upper()
-    if why := lacks_runtime(str(kind).upper()):
-        raise DeviceError(why)
     near = did_you_mean(kind, RUNTIMES)
     raise DeviceError(f"unknown kind of device {kind!r}: there are {', '.join(RUNTIMES)}{near}")
 
@@ -128,19 +188,10 @@ def _reason(name: DeviceName, devices: list[Device]) -> str:
     if (name.job, name.replica, name.task) != (LOCAL_CPU.job, LOCAL_CPU.replica, LOCAL_CPU.task):
         here = f"/job:{LOCAL_CPU.job}/replica:{LOCAL_CPU.replica}/task:{LOCAL_CPU.task}"
         return f"only devices of this process, {here}, can be used; {there_are}"
-    if why := lacks_runtime(name.kind):
+    if why := absence(name.kind):
         return f"{why}; {there_are}"
     hint = did_you_mean(name.local, places)
     if name.kind in RUNTIMES:
         more = f'ar.config.set_logical_devices("{name.kind}", n) before their first use makes more'
         hint = f"{hint} ({more})"
     return there_are + hint
-
-
-def lacks_runtime(kind: str | None) -> str:
-    """Say why there is no device of a kind that other versions have; empty if that is not why."""
-    if kind != "GPU" or "GPU" in RUNTIMES:
-        return ""
-    ignored = unused_gpus()
-    here = f" ({ignored} in this machine)" if ignored else ""
-    return f"this version has no runtime for GPUs{here}"

@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import importlib
-import os
+from collections.abc import Callable
 from functools import cache
 
 from allreduce.devices.base import Runtime
 
 RUNTIMES: dict[str, str] = {
     "CPU": "allreduce.devices.cpu:CpuRuntime",
+    "GPU": "allreduce.devices.cuda.runtime:CudaRuntime",
 }
 
-# The driver's own list: reading it needs no CUDA library and initialises nothing.
-_NVIDIA_GPUS = "/proc/driver/nvidia/gpus"
+
+def runtime(kind: str) -> Runtime:
+    """Give the runtime of one kind in `RUNTIMES`."""
+    return made(RUNTIMES[kind])
 
 
 @cache
-def runtime(kind: str) -> Runtime:
-    """Give the runtime of one kind in `RUNTIMES`."""
-    module, _, name = RUNTIMES[kind].partition(":")
-    made = getattr(importlib.import_module(module), name)()
-    assert isinstance(made, Runtime)
-    return made
+def made(row: str) -> Runtime:
+    """Make a row's runtime, once."""
+    module, _, name = row.partition(":")
+    found = getattr(importlib.import_module(module), name)()
+    assert isinstance(found, Runtime)
+    return found
 
 
-def unused_gpus() -> int:
-    """Count the NVIDIA GPUs that the driver shows and no runtime here can use."""
-    if "GPU" in RUNTIMES:
-        return 0
-    try:
-        return len(os.listdir(_NVIDIA_GPUS))
-    except OSError:  # no driver
-        return 0
+def kernel(kind: str | None, operator: str) -> Callable[..., object] | None:
+    """Return the kernel that a kind of device has for one of the library's operators."""
+    return runtime(kind).kernel(operator) if kind in RUNTIMES else None
+
+
+def absence(kind: str | None) -> str:
+    """Say why there is no device of a kind in `RUNTIMES`; empty if that is not so."""
+    return runtime(kind).absence() if kind in RUNTIMES else ""

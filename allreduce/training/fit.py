@@ -226,7 +226,7 @@ def _agree(
     remedy = SAME_ROWS if sharded else SAME_ARRAYS if "data" in options else SAME_SAMPLES
     with telling(replicator, what):  # a config of one's own may raise
         # Variables that no step has met start as replica 0's, whatever they are here.
-        values = [each.storage[0] for each in model.variables if each in replicator.shared]
+        values = [each.numpy() for each in model.variables if each in replicator.shared]
         facts = {
             **{name: option(value) for name, value in options.items()},
             "run_eagerly": option(model.run_eagerly),

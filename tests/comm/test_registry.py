@@ -159,7 +159,7 @@ def test_anew_after_close_and_beside_replicas() -> None:
 
 def test_an_unknown_transport_is_named_with_those_there_are() -> None:
     (result,) = run_ranks(_unknown_transport, 1, env={"ALLREDUCE_TRANSPORT": "sharde"})
-    there = "there are hierarchical, mpi, shared, tcp"
+    there = "there are hierarchical, mpi, nccl, shared, tcp"
     wanted = f"unknown transport 'sharde': {there}; did you mean 'shared'?"
     assert wanted in result.stdout
 

@@ -25,7 +25,7 @@ POISON = 0xFF  # of floats, a NaN; of integers -1
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give this process four such devices, GPU:0 to GPU:3, besides its CPUs."""
     monkeypatch.setitem(registry.RUNTIMES, "GPU", f"{__name__}:FarRuntime")
-    registry.runtime.cache_clear()
+    registry.made.cache_clear()
     monkeypatch.setattr(devices._here, "_logical", None)
     monkeypatch.setattr(Op, "kernel", lambda self, _: self.cpu)
     monkeypatch.setattr(Op, "runs_on", lambda self, kind: kind == "CPU" or not self.host)
@@ -120,7 +120,7 @@ class FarDevice(Device):
         self.pieces: list[np.ndarray] = []  # all that there ever were: late uses find poison there
         self._free: list[np.ndarray] = []
 
-    def allocate(self, nbytes: int, contents: Any = ()) -> Buffer:
+    def allocate(self, nbytes: int, contents: Any = (), *, zero: bool = True) -> Buffer:
         fitting = [i for i, raw in enumerate(self._free) if len(raw) == nbytes + ALIGNMENT]
         if fitting:
             raw = self._free.pop(fitting[0])
@@ -171,6 +171,10 @@ class FarRuntime(Runtime):
 
     def open(self, name: DeviceName, physical: int) -> FarDevice:
         return FarDevice(name)
+
+    def update(self, rule: Any, spans: Any) -> Callable[..., None]:
+        update: Callable[..., None] = rule.bucket_update(spans)
+        return update
 
 
 class _Lies:

@@ -173,7 +173,7 @@ def test_memory_that_cannot_be_shared_is_refused(cpu: Device) -> None:
         Buffer.of(np.arange(8)[::2], cpu)
     with pytest.raises(UsageError, match=r"list offers no memory"):
         Buffer.of([1.0, 2.0], cpu)
-    with pytest.raises(UsageError, match="scalar without memory"):
+    with pytest.raises(UsageError, match="scalar without its own memory"):
         Buffer.of(np.float32(1), cpu)
     with pytest.raises(UsageError, match="not in host memory"):
         Buffer.of(OnlyDLPack(np.zeros(2), device=(2, 0)), cpu)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -110,23 +111,36 @@ def test_another_task_is_out_of_reach(here: Inventory) -> None:
             here.lookup(name)
 
 
-def test_gpus_are_said_to_have_no_runtime(
-    here: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(registry, "_NVIDIA_GPUS", str(tmp_path / "no-driver"))
-    with pytest.raises(DeviceError, match=r"no runtime for GPUs; there are CPU:0"):
-        here.lookup("GPU:0")
-    (tmp_path / "0000:01:00.0").mkdir()
-    monkeypatch.setattr(registry, "_NVIDIA_GPUS", str(tmp_path))
-    with pytest.raises(DeviceError, match=r"no runtime for GPUs \(1 in this machine\)"):
-        here.set_logical("GPU", 2)
-    assert here.physical("GPU") == []
-    assert here.logical("gpu") == []
+def test_a_missing_gpu_is_explained(here: Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    registry.made.cache_clear()
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    try:
+        with pytest.raises(DeviceError, match=r"no NVIDIA driver is installed.*there are CPU:0"):
+            here.lookup("GPU:0")
+        with pytest.raises(DeviceError, match=r"no logical GPU devices.*no NVIDIA driver"):
+            here.set_logical("GPU", 2)
+        assert here.physical("GPU") == []
+        assert here.logical("gpu") == []
+        monkeypatch.setattr(ctypes, "CDLL", lambda name: None)
+        monkeypatch.setattr(importlib.util, "find_spec", missing_package)
+        registry.made.cache_clear()
+        with pytest.raises(DeviceError, match=r"cuda.core, cupy are missing.*allreduce\[cuda12\]"):
+            here.lookup("GPU:0")
+    finally:
+        monkeypatch.undo()
+        registry.made.cache_clear()
+
+
+def missing_package(name: str) -> None:
+    raise ModuleNotFoundError(name)
 
 
 def test_an_unknown_kind_is_an_error(here: Inventory) -> None:
     with pytest.raises(
-        DeviceError, match=r"unknown kind of device 'NPU': there are CPU; did you mean 'CPU'"
+        DeviceError, match=r"unknown kind of device 'NPU': there are CPU, GPU; did you mean 'GPU'"
     ):
         here.physical("NPU")
     with pytest.raises(DeviceError, match="did you mean 'CPU'"):
@@ -154,7 +168,7 @@ def test_a_new_kind_is_one_row(here: Inventory, monkeypatch: pytest.MonkeyPatch)
     here.set_logical("PAIR", 3)
     assert [getattr(device, "physical", None) for device in here.logical("PAIR")] == [0, 1, 0]
     assert here.lookup("/device:PAIR:2").kind == "PAIR"
-    registry.runtime.cache_clear()
+    registry.made.cache_clear()
 
 
 def test_registered_runtimes_exist() -> None:

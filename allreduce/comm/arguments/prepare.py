@@ -43,9 +43,9 @@ def prepare(context: Context, x: Any, options: Options, out: Any, whole: Any = N
     """
     borrowed = borrow(context.where, x, _takes(context)) if whole is None or x is not None else None
     dtype, shape = whole if borrowed is None else (borrowed.array.dtype, borrowed.array.shape)
-    options = _checked(context, x, options, dtype)
+    options = checked_options(context, x, options, dtype)
     wanted = result_shape(context, shape, options)
-    call = _call(context, options, dtype, shape)  # before anything so large is allocated
+    call = describe(context, options, dtype, shape)  # before anything so large is allocated
     target = _target(context, borrowed, options, out, wanted, dtype)
     source = buffer = None
     if target is not None:
@@ -95,7 +95,7 @@ def _takes(context: Context) -> str:
     return "takes an array or a number"
 
 
-def _checked(context: Context, x: Any, options: Options, dtype: np.dtype[Any]) -> Options:
+def checked_options(context: Context, x: Any, options: Options, dtype: np.dtype[Any]) -> Options:
     """Check the other arguments, and convert them to plain numbers."""
     checks.check_op(context, options.op, dtype)
     checks.check_number(context, x, options.op)
@@ -170,7 +170,9 @@ def contiguous(context: Context, array: Array) -> Array:
     return copy
 
 
-def _call(context: Context, options: Options, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Call:
+def describe(
+    context: Context, options: Options, dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> Call:
     """Describe the call; `shape` is the input's, of the root where others have none."""
     row = math.prod(shape[1:])
     size = math.prod(shape)

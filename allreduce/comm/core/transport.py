@@ -20,6 +20,7 @@ from allreduce.comm.calls.call import Array, Call
 from allreduce.comm.calls.members import MemberInfo
 from allreduce.comm.calls.plan import Plan
 from allreduce.comm.core.locks import taken, within
+from allreduce.devices import Device
 from allreduce.errors import AllreduceError, ClosedError, TimeoutError, UsageError, is_interrupt
 
 _ABOUT_SECONDS = 0.5  # between a thread's start of a call and its wait
@@ -171,6 +172,11 @@ class Transport(ABC):
     any_thread = True  # whether every thread may call it
 
     @property
+    def on_host(self) -> Transport:
+        """The transport of arrays in the host's memory: this one, or the one beside it."""
+        return self
+
+    @property
     @abstractmethod
     def members(self) -> tuple[MemberInfo, ...]:
         """All members."""
@@ -272,6 +278,38 @@ class MappedTransport(Protocol):
 
     def part_of(self, array: Array, member: int) -> NDArray[np.uint8]:
         """Return a member's bytes at the place of an array of symmetric memory."""
+
+
+@runtime_checkable
+class DeviceTransport(Protocol):
+    """A transport that also carries arrays on devices with memory of their own."""
+
+    def start_on_device(
+        self,
+        call: Call,
+        device: Device,
+        x: Any,
+        out: Any,
+        factor: float,
+        result: Callable[[], Any],
+        *,
+        ordered: bool = False,
+    ) -> Work:
+        """Enqueue a call on the device.
+
+        Args:
+            call: The call.
+            device: The device of the arrays.
+            x: The contribution, contiguous.
+            out: The output, contiguous.
+            factor: What a sum or mean is multiplied by.
+            result: Returns what the work's wait returns.
+            ordered: Whether the device's collective stream waits for the work that the call depends
+                on already; otherwise it is put behind all that the device was given before.
+        """
+
+    def check_carries(self, where: str, call: Call) -> None:
+        """Refuse a call whose dtype or operator it does not carry on devices."""
 
 
 _ALIGNMENT = 64  # bytes: a cache line

@@ -8,6 +8,7 @@ from typing import Any, Literal, ParamSpec
 
 import numpy as np
 
+from allreduce.devices.registry import kernel
 from allreduce.errors import InternalError, UsageError, reworded, unknown_name
 from allreduce.graph.core.node import describe_part
 from allreduce.graph.core.spec import Spec
@@ -54,7 +55,7 @@ class Op:
             the kernel can be given some of the rows of both.
         is_product: Whether it adds up products of its inputs, which mixed precision shortens.
         host: Whether it always runs on a CPU, such as operations with input or output.
-        cuda: The GPU kernel; operators that need a kernel run on GPUs only with it.
+        cuda: A user's GPU kernel; the library's are in tables of the kinds of devices.
         users: Whether a user has added it; its kernels are then checked more closely.
     """
 
@@ -74,7 +75,9 @@ class Op:
 
     def kernel(self, kind: str | None) -> Kernel | None:
         """Return the kernel for a kind of device, if there is one."""
-        return {"CPU": self.cpu, "GPU": self.cuda}.get(kind or "")
+        if kind == "CPU":
+            return self.cpu
+        return (self.cuda if kind == "GPU" else None) or kernel(kind, self.name)
 
     def runs_on(self, kind: str | None) -> bool:
         """Return whether a kind of device can run it: it has a kernel, or needs none."""

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from allreduce.devices import read, write
 from allreduce.devices.budget import largest
 from allreduce.errors import MismatchError, OutOfMemoryError
 from allreduce.graph.consistency.rank_check import Facts
@@ -164,7 +165,7 @@ class EagerTrace(Trace):
     def _read(self, node: Node) -> np.ndarray:
         variable = self._variable(node)
         # A copy, because the step may change the variable later.
-        return variable.storage[self._replica.index].copy()
+        return read(variable.storage[self._replica.index])
 
     def _assign(self, node: Node) -> np.ndarray:
         if self.replicas > 1:
@@ -173,7 +174,7 @@ class EagerTrace(Trace):
 
         def assign(brought: list[tuple[int, np.ndarray]]) -> list[np.ndarray]:
             for index, value in brought:
-                variable.storage[index][...] = value
+                write(variable.storage[index], value)
             return [_NOTHING] * len(brought)
 
         if self._lacks(node.inputs[0]):  # with one replica only

@@ -13,6 +13,7 @@ from allreduce.graph.core.host_future import arrived
 from allreduce.graph.core.node import Graph, Node
 from allreduce.graph.core.spec import Spec
 from allreduce.graph.execute.executor import Executor
+from allreduce.graph.partition.partition import partition
 from allreduce.graph.schedule.schedule import schedule
 from allreduce.graph.trace.replica import StepInfo
 from allreduce.graph.trace.subgraph import joins_rows
@@ -72,7 +73,7 @@ def _alone(node: Node, specs: Sequence[Spec]) -> Graph:
 def _run(
     host: Host, graph: Graph, plans: Sequence[ArenaPlan], outline: Facts | None, brought: Brought
 ) -> list[list[np.ndarray]]:
-    program = schedule(graph)
+    program = schedule(partition(graph))  # which copies what devices compute with
 
     def run(index: int) -> list[np.ndarray]:
         arenas = {id(plan): plan.arenas[index] for plan in plans}

@@ -147,6 +147,8 @@ class BoundProgram:
             frame.bind_constants()
         for name, array in frame.runtime.items():
             array[...] = frame.replica.id if name == "replica" else getattr(info, name)
+        if frame.queues.any:
+            frame.bring_numbers()
         # Arrays that are in another place in each step.
         moving = {**dict(zip(self.program.inputs, feeds, strict=True)), **frame.outputs.allocate()}
         frame.values.update(moving)

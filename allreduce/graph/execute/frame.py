@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
+from math import prod
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from allreduce.graph.execute.queues import Queues
 from allreduce.graph.execute.timing import Clock
 from allreduce.graph.partition.rendezvous import Rendezvous
 from allreduce.graph.schedule.program_facts import ProgramFacts
+from allreduce.graph.schedule.streams import COMPUTE
 from allreduce.graph.trace.replica import Replica, StepInfo
 from allreduce.graph.update.step_checksum import StepChecksum
 from allreduce.reduction import Arena
@@ -87,6 +89,7 @@ class Frame:
         checked = self.watches or self.syncs
         self.queues = Queues(facts, self.device, self.values, arenas, checked)
         self.bind_constants()
+        self._bring_constants()
         # Gradients that are computed where they are reduced.
         stored = {} if self.syncs else facts.stored
         self.in_place = {value: self.gradient(node) for value, node in stored.items()}
@@ -115,6 +118,47 @@ class Frame:
             elif node.op == "runtime":
                 value = self.runtime.setdefault(node.attrs["name"], np.zeros((), np.int64))
                 self.values[node.id] = value
+
+    def _bring_constants(self) -> None:
+        """Copy constants to devices that cannot read the host's memory."""
+        self._brought: dict[tuple[int, DeviceName], int] = {}
+        for node in [each.node for each in self.program.instructions]:
+            if node.device is None or node.device.on_host:
+                continue
+            for i in node.inputs:
+                given = self.program.given.get(i)
+                if given is None or given.op == "placeholder" or (i, node.device) in self._brought:
+                    continue
+                place = self._brought[i, node.device] = -1 - len(self._brought)
+                if given.op == "constant":
+                    self.values[place] = self.constant(node, given.attrs["value"])
+
+    def bring_numbers(self) -> None:
+        """Copy the step's numbers to devices that cannot read the host's memory."""
+        for (i, name), place in self._brought.items():
+            if self.program.given[i].op == "runtime":
+                device = self.device(name)
+                self.values[place] = device.number(self.values[i], device.own(COMPUTE))
+
+    def inputs(self, node: Node) -> tuple[int, ...]:
+        """Return the places of a node's inputs in `values`, on its device."""
+        if node.device is None or not self._brought:
+            return node.inputs
+        return tuple(self._brought.get((i, node.device), i) for i in node.inputs)
+
+    def constant(self, node: Node, value: np.ndarray) -> Any:
+        """Return a host array as one of a node's device."""
+        assert node.device is not None, node
+        return self.device(node.device).constant(value)
+
+    def new_array(self, node: Node) -> Callable[[], Any]:
+        """Return a function that allocates an array for a node's value, in each step."""
+        assert node.device is not None, node
+        device, shape, dtype = self.device(node.device), self.shape(node), node.spec.dtype
+        if device.reads_host:
+            return lambda: np.empty(shape, dtype)
+        nbytes = prod(shape) * dtype.itemsize
+        return lambda: device.allocate(nbytes, zero=False).array(dtype, shape)
 
     def arena(self, node: Node) -> Arena:
         """Return the arena of a node's optimizer."""

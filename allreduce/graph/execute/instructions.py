@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ import numpy as np
 from allreduce import settings
 from allreduce.comm.arguments.arrays import dtype_named
 from allreduce.devices import options
-from allreduce.errors import UsageError
+from allreduce.devices.registry import runtime
+from allreduce.errors import UnsupportedError, UsageError
 from allreduce.graph.core.node import Node, blame
 from allreduce.graph.core.op_table import located, lookup
 from allreduce.graph.debug.memory_guards import beside, watched_inputs
@@ -30,6 +31,7 @@ from allreduce.graph.partition.rendezvous import Key
 from allreduce.graph.schedule.streams import stream_of
 from allreduce.graph.trace.printing import say
 from allreduce.graph.update.step_checksum import begin_update
+from allreduce.graph.update.update import UpdateRule
 
 _BLOCK = 1 << 20  # elements
 _CHANGES = ("assign", "update_bucket")  # of variables that other programs use
@@ -70,7 +72,7 @@ def _synchronized(frame: Frame, node: Node, step: Step) -> Step:
 
 
 def _compute(frame: Frame, node: Node) -> Step:
-    op, values, inputs, attrs = lookup(node.op), frame.values, node.inputs, node.attrs
+    op, values, inputs, attrs = lookup(node.op), frame.values, frame.inputs(node), node.attrs
     assert node.device is not None, node
     view, kernel, target = op.view, op.kernel(node.device.kind), node.id
     if view is not None:
@@ -103,12 +105,12 @@ def _compute(frame: Frame, node: Node) -> Step:
 def _read(frame: Frame, node: Node) -> Step:
     variable, index = node.attrs["variable"], frame.replica.index
     copy = node.attrs.get("copy", False)
-    put = frame.queues.on(node, _put)
+    put, new_array = _putter(frame, node), frame.new_array(node)
 
     def run() -> None:
         value = variable.storage[index]
         if copy:
-            put(new := np.empty_like(value), value)
+            put(new := new_array(), value)
             value = new
         frame.values[node.id] = value
 
@@ -116,8 +118,8 @@ def _read(frame: Frame, node: Node) -> Step:
 
 
 def _assign(frame: Frame, node: Node) -> Step:
-    variable, index, source = node.attrs["variable"], frame.replica.index, node.inputs[0]
-    put = frame.queues.on(node, _put)
+    variable, index, (source,) = node.attrs["variable"], frame.replica.index, frame.inputs(node)
+    put = _putter(frame, node)
 
     def run() -> None:
         target = variable.storage[index]
@@ -139,9 +141,9 @@ def _print(frame: Frame, node: Node) -> Step:
 
 def _store(frame: Frame, node: Node) -> Step:
     """Store a gradient, or the count of samples, in the arena."""
-    is_count, source = node.op == "store_count", node.inputs[0]
+    is_count, (source,) = node.op == "store_count", frame.inputs(node)
     place = frame.arena(node).count if is_count else frame.gradient(node)
-    put = frame.queues.on(node, _add if "adds" in node.attrs else _put)
+    put = _putter(frame, node, adds="adds" in node.attrs)
 
     def run() -> None:
         put(place, frame.values[source])
@@ -150,7 +152,7 @@ def _store(frame: Frame, node: Node) -> Step:
 
 
 def _clear_gradients(frame: Frame, node: Node) -> Step:
-    arena, put = frame.arena(node), frame.queues.on(node, _put)
+    arena, put = frame.arena(node), _putter(frame, node)
     always = "adds" not in node.attrs
 
     def run() -> None:
@@ -180,12 +182,19 @@ def _all_reduce_bucket(frame: Frame, node: Node) -> Step:
 
 def _short_all_reduce(frame: Frame, node: Node, part: np.ndarray) -> Step:
     """Reduce gradients in a shorter dtype; what waits for it has them in their own."""
+    assert node.device is not None, node
+    if not node.device.on_host:
+        raise UnsupportedError(
+            f"{node.source}: mixed precision is for CPUs, but the gradients lie on "
+            f"{node.device.local}; turn it off"
+        )
+    put = frame.device(node.device).assign
     wire = np.empty(part.shape, dtype_named(node.attrs["wire"]))
     start = frame.communicator.all_reduce_init(wire, op="sum", out=wire)
-    frame.received[node.id] = lambda: _put(part, wire)
+    frame.received[node.id] = lambda: put(part, wire)
 
     def run() -> None:
-        _put(wire, part)
+        put(wire, part)
         frame.works[node.id] = start()
 
     return run
@@ -198,7 +207,7 @@ def _collective(frame: Frame, node: Node) -> Step:
     call = getattr(communicator, node.op)
     named = _named(frame, node)
     absent = node.attrs.get("absent")
-    nothing = contribution_of_none(node, out.shape) if absent else None
+    nothing = frame.constant(node, contribution_of_none(node, out.shape)) if absent else None
 
     def run() -> None:
         for i in node.inputs:  # an input may be a collective's result
@@ -226,7 +235,7 @@ def _update_bucket(frame: Frame, node: Node) -> Step:
     slots = {name: array[part] for name, array in arena.slots.items()}
     is_first, checksum = bucket.has_header, frame.checksum(node)
     count = arena.count if rule.clip_norm is None else arena.divisor
-    update = frame.queues.on(node, rule.bucket_update(bucket.paths(arena.layout)))
+    update = frame.queues.on(node, _update_of(node, bucket.paths(arena.layout)))
     begin = frame.queues.behind(node, begin_update) if is_first else begin_update
 
     def run() -> None:
@@ -234,6 +243,25 @@ def _update_bucket(frame: Frame, node: Node) -> Step:
         update(parameters, gradients, slots, count, arena.iterations)
 
     return run
+
+
+def _update_of(node: Node, spans: Sequence[tuple[str, slice]]) -> Callable[..., None]:
+    """Return what updates a bucket on a node's device.
+
+    Raises:
+        UnsupportedError: That kind of device has no kernel for it.
+    """
+    rule: UpdateRule = node.attrs["rule"]
+    assert node.device is not None, node
+    if node.device.on_host:
+        return rule.bucket_update(spans)
+    found = runtime(str(node.device.kind)).update(rule, spans)
+    if found is None:
+        raise UnsupportedError(
+            f"{node.source}: {type(rule).__name__} has no kernel for {node.device.kind}; place the "
+            'variables on ar.device("CPU:0"), or use another optimizer'
+        )
+    return found
 
 
 def _gradient_norm(frame: Frame, node: Node) -> Step:
@@ -298,7 +326,7 @@ def _feed(frame: Frame, node: Node) -> Step:
     def run() -> None:
         value = frame.values[source]
         if not device.holds(value):  # it was not staged before the step
-            there = device.allocate(value.nbytes).array(value.dtype, value.shape)
+            there = device.allocate(value.nbytes, zero=False).array(value.dtype, value.shape)
             device.copy(there, value, stream)
             # The caller may change it after the step has returned.
             stream.hold(there).synchronize()
@@ -309,7 +337,7 @@ def _feed(frame: Frame, node: Node) -> Step:
 
 
 def _snapshot(frame: Frame, node: Node) -> Step:
-    source, put = node.inputs[0], frame.queues.on(node, _put)
+    (source,), put = frame.inputs(node), _putter(frame, node)
 
     def run() -> None:
         put(frame.values[node.id], frame.values[source])
@@ -322,7 +350,7 @@ def _fetch(frame: Frame, node: Node) -> Step:
 
     def run() -> None:
         value = frame.values[source]
-        there = np.empty(value.shape, value.dtype)
+        there = stream.device.host_empty(value.shape, value.dtype)
         stream.device.copy(there, value, stream)
         frame.outputs.fetch(node, there, stream.hold(there, value))
 
@@ -339,12 +367,11 @@ def _scan_result(frame: Frame, node: Node) -> Step:
     return _nothing
 
 
-def _put(target: np.ndarray, value: Any) -> None:
-    target[...] = value
-
-
-def _add(target: np.ndarray, value: Any) -> None:
-    target += value
+def _putter(frame: Frame, node: Node, adds: bool = False) -> Callable[..., object]:
+    """Return what sets an array of a node's device, or adds to it, on the device's stream."""
+    assert node.device is not None, node
+    device = frame.device(node.device)
+    return frame.queues.on(node, device.accumulate if adds else device.assign)
 
 
 def _nothing() -> None:

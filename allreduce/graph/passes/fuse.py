@@ -76,7 +76,7 @@ class _Plan:
         """Find for each element-wise operation the one that gives its chain's value."""
         heads: dict[int, int] = {}
         for node in reversed(self.graph.nodes):
-            if not lookup(node.op).elementwise or node.control:
+            if not lookup(node.op).elementwise or node.control or not _is_fusible(node):
                 continue
             reader = only.get(node.id, -1)
             alike = reader in heads and _alike(node, self.graph.nodes[reader])
@@ -104,6 +104,11 @@ class _Plan:
         if reader.op in SUMS and wide and beside and node.spec.ndim:
             self.sums[reader.id] = value
             self.joined.add(value)
+
+
+def _is_fusible(node: Node) -> bool:
+    """Return whether a node's kind of device runs fused operations."""
+    return node.device is None or lookup("fused").runs_on(node.device.kind)
 
 
 def _alike(node: Node, reader: Node) -> bool:

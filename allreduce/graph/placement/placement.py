@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from allreduce import events
-from allreduce.devices import lacks_runtime, options
+from allreduce.devices import absence, options
 from allreduce.devices.names import DeviceName
 from allreduce.errors import DeviceError
 from allreduce.graph.core.node import Graph, Node, Rewriter
@@ -41,8 +41,8 @@ def place(
     """Give every node a device, and record the reason.
 
     The order of preference: the device that scopes asked for; the device of the node to colocate
-    with; a CPU, if there is no other kernel; the common device of all inputs; the common device
-    of the variables that are read; and `home`.
+    with; the common device of all inputs; the common device of the variables that are read; and
+    `home`. Operations with input or output run on a CPU.
 
     Args:
         graph: The traced graph; a node's device is the one that scopes asked for.
@@ -92,7 +92,7 @@ def check_exists(what: str, asked: DeviceName, places: Places) -> None:
 
 
 def _missing(asked: DeviceName) -> str:
-    why = lacks_runtime(asked.kind)
+    why = absence(asked.kind)
     return f"{_MISSING}: {why}" if why else _MISSING
 
 
@@ -100,6 +100,8 @@ def _refusal(
     what: str, asked: DeviceName, why: str, available: Sequence[DeviceName], back: DeviceName
 ) -> DeviceError:
     others = why.startswith(_MISSING) and any(device.kind == asked.kind for device in available)
+    if not why.startswith(_MISSING):
+        why += f', so place it with ar.device("{back.local}")'
     more = " (under a strategy, of each replica: devices_per_replica)" if others else ""
     return DeviceError(
         f"{what} was placed on {asked}, {why}; there are {', '.join(map(str, available))}{more}. "
@@ -125,9 +127,11 @@ def choose(
     if node.device is not None and node.device != _ANY:
         return requested(node, node.device, home, available)
     found, reason = _preferred(node, placed, home)
-    if not lookup(node.op).runs_on(found.kind):
-        return _host(found, available), f"{node.op} has no kernel for {found.kind}"
-    return found, reason
+    op = lookup(node.op)
+    if op.host and not op.runs_on(found.kind):
+        return _host(found, available), f"{node.op} runs on CPUs"
+    # Never a silent copy to the host: without a kernel there it is an error.
+    return (found, reason) if op.runs_on(found.kind) else requested(node, found, home, available)
 
 
 def _preferred(

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from allreduce.devices import as_array
 from allreduce.errors import UsageError
 from allreduce.graph.core.host_future import Fetched, Output, arrived
 from allreduce.graph.trace.rank_digest import BatchDigest
@@ -45,7 +46,7 @@ class PerReplica:
                 f"{type(self.values).__name__} {self.values!r:.60}"
             )
         # Lists, and no generators: three of these are made in each step.
-        values = tuple([np.asarray(value) for value in self.values])
+        values = tuple([as_array(value) for value in self.values])
         rows = tuple([len(value) if value.ndim else 1 for value in values])
         weights = tuple(self.weights) or rows
         is_batch = self.is_batch

@@ -119,7 +119,7 @@ class RankDigest:
     def assign(self, variable: Variable, after: np.ndarray, where: str) -> None:
         """Record an assignment between steps, before it is made."""
         change = self._changes.setdefault(variable, _Change())
-        more = _digest(after) - _digest(variable.storage[0])
+        more = _digest(after) - _digest(variable.numpy())
         change.sum, change.where = (change.sum + more) % _WORD, where
         self._add_up()
 

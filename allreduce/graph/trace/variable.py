@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from allreduce.devices import DeviceName, lookup
+from allreduce.devices import DeviceName, lookup, read, write
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core.naming import unique_name
 from allreduce.graph.core.node import Node
@@ -110,7 +110,7 @@ class Variable(Operators):
         Raises:
             UsageError: A task of a cluster holds the variable.
         """
-        return self._local("session.read(variable) returns its value").copy()
+        return read(self._local("session.read(variable) returns its value"))
 
     def _local(self, instead: str) -> np.ndarray:
         """Return the first replica's value.
@@ -154,13 +154,13 @@ class Variable(Operators):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         local = self._local("session.read(variable) returns its value")
-        return np.array(local, dtype=dtype)
+        return np.array(read(local), dtype=dtype)
 
     def __tensor__(self) -> Tensor:
         trace = current_trace()
         if trace is None:
             # A copy, because steps change the variable where it lies.
-            value = self._local("run a function that reads it with session.run").copy()
+            value = read(self._local("run a function that reads it with session.run"))
             return ConcreteTensor(value, self.device or current_place("read", value))
         return trace.read(self, self.spec, {"variable": self}, self.place)
 
@@ -180,7 +180,7 @@ class Variable(Operators):
             contents = [(value.nbytes, f"{self.spec} of variable {self.name!r}")]
             room = lookup(places.names[device]).allocate(value.nbytes, contents)
             array = room.array(value.dtype, value.shape)
-            array[...] = value
+            write(array, value)
             self.storage[index] = array  # whole, whatever interrupts it here
         self.home = device
 
@@ -215,7 +215,7 @@ class Variable(Operators):
         self._local("session.assign(variable, value) sets its value")
         self.replicator.note_assignment(self, tensor.value)
         for array in self.storage:
-            array[...] = tensor.value
+            write(array, tensor.value)
 
     def __repr__(self) -> str:
         return f"<variable {self.name!r} {self.spec}>"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import Communicator
-from allreduce.devices import Buffer, Device
+from allreduce.devices import Buffer, Device, write
 from allreduce.graph.core.spec import show
 from allreduce.reduction import Arena, Bucket, Layout, slice_of
 
@@ -62,7 +62,7 @@ class ArenaAllocator:
     def moved(self, old: np.ndarray) -> np.ndarray:
         """Copy an array into memory that all members map."""
         new = self.symmetric(self.layout.size, self.layout.dtype)
-        new[...] = old
+        write(new, old)
         return new
 
     def private(self, size: int, dtype: np.dtype[Any]) -> np.ndarray:
@@ -72,8 +72,13 @@ class ArenaAllocator:
         return array
 
     def symmetric(self, size: int, dtype: np.dtype[Any]) -> np.ndarray:
-        """Return zeros in the communicator's memory, which is counted as the device's."""
+        """Return zeros in the communicator's memory, which is counted as the device's.
+
+        A communicator has none on devices with memory of their own.
+        """
         assert self.communicator is not None, "one of several"
+        if not self.device.name.on_host:
+            return self.private(size, dtype)
         taken = self.device.memory.take(size * dtype.itemsize, contents_of(self.layout))
         try:
             made: np.ndarray = self.communicator.empty((size,), dtype)

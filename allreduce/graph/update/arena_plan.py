@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from allreduce.devices import lookup, options
+from allreduce.devices import lookup, options, read, write
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError
 from allreduce.graph.trace.variable import Variable
@@ -54,7 +54,7 @@ class ArenaPlan:
         self._replicas = host.num_replicas_in_sync
         self.wire = options.current().mixed_precision if self.layout.dtype == np.float32 else None
         agree_on_cuts(host, self.buckets)
-        self.sharded = agree_to_shard(host, rule, self.layout, self.buckets)
+        self.sharded = agree_to_shard(host, rule, self.layout, self.buckets, device)
         self._maps_slots = ShardMode.MAPPED in self.sharded.values()
         self._spreads_slots = bool(self.sharded) and not self._maps_slots
         self._whole_at = 0  # the number of updates at which all replicas had all slots
@@ -94,7 +94,7 @@ class ArenaPlan:
             variable.home = None  # set last, so that an interrupted move is repeated
             for index, arena in enumerate(self.arenas):
                 view = arena.view(arena.parameters, place)
-                view[...] = variable.storage[index]
+                write(view, variable.storage[index])
                 variable.storage[index] = view
             variable.home = self
 
@@ -111,7 +111,7 @@ class ArenaPlan:
         found = self._gathered_slots()
         for key, view in self.slots(found):
             if key in first.loaded:
-                view[...] = first.loaded[key]
+                view[...] = first.loaded[key]  # copies on the host
         return found
 
     def _gathered_slots(self) -> dict[str, np.ndarray]:
@@ -123,7 +123,7 @@ class ArenaPlan:
             if len(self.arenas) < self._replicas:
                 raise spread_error()
             return joined_slots(self.arenas, buckets)
-        return {name: array.copy() for name, array in first.slots.items()}
+        return {name: read(array) for name, array in first.slots.items()}
 
     def _sharded_buckets(self) -> list[Bucket]:
         return [each for each in self.buckets if each.index in self.sharded]
@@ -175,7 +175,7 @@ class ArenaPlan:
             arena.iterations = max((int(c) for c in counts if c is not None), default=iterations)
             for key, view in self.slots(arena.slots):
                 if key in state and not is_mapped:
-                    view[...] = state[key]
+                    write(view, np.asarray(state[key], view.dtype))
                 elif key in state:
                     arena.loaded[key] = held[key]
         self._whole_at = self.arenas[0].iterations if whole else -1
@@ -185,7 +185,7 @@ class ArenaPlan:
         """Copy loaded values to an arena's slots."""
         for key, view in self.slots(arena.slots):
             if key in arena.loaded:
-                view[...] = arena.loaded[key]
+                write(view, arena.loaded[key])
         arena.loaded = {}
 
     def renew(self, host: Host) -> None:
@@ -203,11 +203,12 @@ class ArenaPlan:
         self.accumulation.discard()
         first, slots = self.arenas[0], self._whole_slots()
         for arena in reversed(self.arenas):  # the first one last, so that this can be repeated
-            arena.gradients = arena.gradients[:0].copy()
+            arena.gradients = np.empty(0, self.layout.dtype)
             arena.iterations = first.iterations
-            arena.parameters[...] = first.parameters
+            if arena is not first:
+                write(arena.parameters, first.parameters)
             for name, array in arena.slots.items():
-                array[...] = slots[name]
+                write(array, slots[name])
             arena.loaded = {}
         self._gathered, self._whole_at = None, first.iterations
 

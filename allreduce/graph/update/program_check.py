@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from allreduce.comm import Communicator, adopt, world
+from allreduce.devices import read, write
 from allreduce.errors import UsageError, everywhere
 from allreduce.graph.consistency.rank_check import Fact, Facts, check, hash_of
 from allreduce.graph.core.naming import own_part
@@ -107,8 +110,11 @@ def synchronize(host: Host, variables: Sequence[Variable]) -> None:
             if several_ranks:  # replicas of one process have the same variables
                 check_same(communicator, world().rank, fresh)
             for variable in fresh:
-                value = variable.storage[index]
+                place = variable.storage[index]
+                value = place if type(place) is np.ndarray else read(place)
                 adopt(communicator, f"the first value of {own_part(variable.name)}", value)
+                if value is not place:
+                    write(place, value)
 
         host.on_replicas(receive)
     host.shared.update(fresh)

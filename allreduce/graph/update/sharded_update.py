@@ -11,6 +11,7 @@ import numpy as np
 from allreduce.comm import Communicator, exchange
 from allreduce.comm.fused_update import part_of, updates
 from allreduce.devices import options
+from allreduce.devices.names import DeviceName
 from allreduce.graph.core import pass_switches
 from allreduce.graph.update.host import Host
 from allreduce.graph.update.update import UpdateRule
@@ -21,7 +22,7 @@ _NATIVE = ("float32", "float64")
 
 
 def agree_to_shard(
-    host: Host, rule: UpdateRule, layout: Layout, buckets: Sequence[Bucket]
+    host: Host, rule: UpdateRule, layout: Layout, buckets: Sequence[Bucket], device: DeviceName
 ) -> dict[int, ShardMode]:
     """Choose the buckets with sharded updates, and their modes, by index; all replicas call this.
 
@@ -33,9 +34,10 @@ def agree_to_shard(
         return {}
     chosen: dict[int, ShardMode] = {}
     given = options.current()
-    # Slices are exchanged in float32.
+    # Slices are exchanged in float32, and updated by native code.
     usual = updates(first) and given.mixed_precision is None
-    wanted = pass_switches.is_on("shard") and (usual or given.shard_everywhere)
+    asked = (usual or given.shard_everywhere) and device.on_host
+    wanted = pass_switches.is_on("shard") and asked
     if wanted and _has_native(rule, layout):
         for each in buckets:
             if is_large(each, layout):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import Communicator, world
+from allreduce.devices import read, write
 from allreduce.errors import MismatchError, NumericsError, everywhere
 from allreduce.graph.consistency.rank_check import Fact, Facts, gather_facts, hash_of, mismatch
 from allreduce.graph.core.naming import own_part
@@ -61,6 +62,7 @@ class StepChecksum:
         }
         self._rule = rule
         self._place = place
+        self._words = np.empty(place.shape, place.dtype)  # on the host
         self._communicator = communicator
         self._brought = brought
         self._members = communicator.size
@@ -77,8 +79,9 @@ class StepChecksum:
     def put(self, arena: Arena) -> None:
         """Write this step's checksum to the header, before it is reduced."""
         words = np.frombuffer(self._digest(arena).digest(), np.uint16) >> self._unused
-        self._place[...] = words
-        self.sums = (self._place * self._place.dtype.type(self._members)).tobytes()
+        self._words[...] = words
+        write(self._place, self._words)
+        self.sums = (self._words * self._words.dtype.type(self._members)).tobytes()
 
     def _digest(self, arena: Arena) -> Any:
         settings = self._rule.get_config()
@@ -92,13 +95,13 @@ class StepChecksum:
             whole.update(arena.digests)
         return whole
 
-    def check(self) -> None:
-        """Check the reduced checksum.
+    def check(self, header: np.ndarray) -> None:
+        """Check the reduced checksum, in the arena's header on the host.
 
         Raises:
             MismatchError: Ranks run different programs, or have different settings; on all of them.
         """
-        if self._place.tobytes() != self.sums:
+        if header[1:].tobytes() != self.sums:
             raise self._difference()
 
     def _optimizer(self) -> str:
@@ -141,11 +144,16 @@ def begin_update(arena: Arena, checksum: StepChecksum | None, leads: bool) -> No
         MismatchError: Ranks run different programs, or have different settings or data.
         NumericsError: The sum of all weights is negative or not finite; on all replicas.
     """
+    if checksum is None and not leads:
+        return
+    header = arena.gradients[: arena.layout.header]
+    if type(header) is not np.ndarray:  # on a device
+        header = read(header)
     if checksum is not None:
-        checksum.check()
+        checksum.check(header)
     if not leads:
         return
-    count = float(arena.count[0])
+    count = float(header[0])
     if not 0 <= count < math.inf:
         message = f"the weights of all replicas add up to {count}; expected a finite number from 0"
         remedy = "check the weight given to minimize or apply"

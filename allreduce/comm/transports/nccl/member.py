@@ -1,0 +1,280 @@
+"""One device's member of an NCCL communicator."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from nccl.bindings import nccl as api
+from numpy.typing import NDArray
+
+from allreduce.comm.calls.call import Call
+from allreduce.comm.transports.nccl import library
+from allreduce.devices import Device, Event
+from allreduce.errors import InternalError, TimeoutError
+
+_LOOK_SECONDS = 0.0005  # between looks at an unfinished call
+COLLECTIVE = "collective"  # the stream that all communicators of a device share
+
+# NCCL wants the calls of a device's communicators in one order, so one thread enqueues at a time.
+_enqueuing: dict[int, threading.RLock] = {}
+
+
+class NcclMember:
+    """A member of a communicator, whose calls are enqueued on its device's collective stream.
+
+    Args:
+        device: The device.
+        size: The number of members.
+        rank: This one.
+        identifier: The communicator's.
+        where: A prefix for messages.
+        timeout: Seconds that making it may take.
+        check: Raises if a member is known to be lost.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        size: int,
+        rank: int,
+        identifier: NDArray[np.uint8],
+        where: str,
+        timeout: float,
+        check: Callable[[], None],
+    ) -> None:
+        self.device, self.size, self.rank = device, size, rank
+        self.where = where
+        self.stream: Any = device.own(COLLECTIVE)
+        self.aborted = False
+        self._lock = threading.RLock()
+        self._order = _enqueuing.setdefault(id(self.stream), threading.RLock())
+        self._enter()
+        self.handle = library.begin(size, rank, identifier)
+        self._settle(timeout, "make a communicator", check)
+
+    def _enter(self) -> None:
+        enter: Callable[[], None] = getattr(self.device, "enter")  # noqa: B009  # of GPUs
+        enter()
+
+    def _settle(self, timeout: float, what: str, check: Callable[[], None]) -> None:
+        """Wait until NCCL has finished what it does in the background.
+
+        Raises:
+            TimeoutError: It takes longer than `timeout`.
+            InternalError: It has failed.
+        """
+        until = time.monotonic() + timeout
+        while (status := self.status()) == "InProgress":
+            if time.monotonic() >= until:
+                self.abort()
+                raise TimeoutError(
+                    f"{self.where}: NCCL did not {what} within {timeout:g} s; "
+                    "NCCL_DEBUG=INFO shows what it waits for"
+                )
+            check()
+            time.sleep(_LOOK_SECONDS)
+        if status:
+            detail = api.get_last_error(self.handle)
+            self.abort()
+            raise InternalError(f"{self.where}: NCCL could not {what}: {status} ({detail})")
+
+    def status(self) -> str:
+        """Return "" while it works, or the name of NCCL's asynchronous error."""
+        with self._lock:
+            return "" if self.aborted else library.status(self.handle)
+
+    @contextmanager
+    def enqueuing(self, ordered: bool) -> Iterator[None]:
+        """Hold the device's order of calls; unless `ordered`, go behind all its earlier work."""
+        with self._order:
+            self._enter()
+            if not ordered:
+                for other in self.device.streams():
+                    if other is not self.stream:
+                        event = self.device.event()
+                        other.record(event)
+                        self.stream.wait(event)
+            yield
+
+    def enqueue(
+        self, call: Call, x: Any, out: Any, factor: float = 1.0, *, ordered: bool = False
+    ) -> Event:
+        """Enqueue a collective; returns the event of its end.
+
+        Args:
+            call: The call.
+            x: Its input on the device.
+            out: Its output.
+            factor: What a sum or mean is multiplied by.
+            ordered: Whether the stream is behind the work that the call depends on already.
+        """
+        with self.enqueuing(ordered):
+            op = self._operator(call, factor)
+            try:
+                _CALLS[call.collective](self, call, _address(x), _address(out), op)
+            finally:
+                if factor != 1.0:
+                    api.red_op_destroy(op, self.handle)
+            ended: Event = self.stream.hold(x, out)
+            return ended
+
+    def _operator(self, call: Call, factor: float) -> int:
+        if factor == 1.0:
+            return library.operator(call.op)
+        share = factor / self.size if call.op == "mean" else factor
+        return library.scaled_sum(self.handle, call.dtype, share)
+
+    def abort(self) -> None:
+        """Free whoever is stuck in it; no further call is made."""
+        with self._lock:
+            if not self.aborted:
+                self.aborted = True
+                api.comm_abort(self.handle)
+
+    def close(self) -> None:
+        """Leave; all its calls must be complete."""
+        with self._lock:
+            if not self.aborted:
+                self.aborted = True
+                self._enter()
+                api.comm_destroy(self.handle)
+
+
+def _address(array: Any) -> int:
+    return 0 if array is None else int(array.data.ptr)
+
+
+def _counts(call: Call, size: int) -> list[int]:
+    return list(call.counts) if call.counts is not None else [call.count] * size
+
+
+def _offsets(counts: list[int], itemsize: int) -> list[int]:
+    found, at = [], 0
+    for count in counts:
+        found.append(at)
+        at += count * itemsize
+    return found
+
+
+Enqueue = Callable[[NcclMember, Call, int, int, int], None]
+
+
+def _itemsize(call: Call) -> int:
+    return {"bfloat16": 2}.get(call.dtype) or np.dtype(call.dtype).itemsize
+
+
+def _all_reduce(member: NcclMember, call: Call, x: int, out: int, op: int) -> None:
+    kind, times = library.datatype(call)
+    api.all_reduce(x, out, call.count * times, kind, op, member.handle, member.stream.address)
+
+
+def _reduce(member: NcclMember, call: Call, x: int, out: int, op: int) -> None:
+    kind, times = library.datatype(call)
+    api.reduce(
+        *(x, out or x, call.count * times, kind, op, call.root, member.handle),
+        member.stream.address,
+    )
+
+
+def _broadcast(member: NcclMember, call: Call, x: int, out: int, _: int) -> None:
+    kind, times = library.datatype(call)
+    api.broadcast(
+        *(x, out, call.count * times, kind, call.root, member.handle, member.stream.address)
+    )
+
+
+def _all_gather(member: NcclMember, call: Call, x: int, out: int, _: int) -> None:
+    kind, times = library.datatype(call)
+    handle, stream = member.handle, member.stream.address
+    if call.counts is None:
+        api.all_gather(x, out, call.count * times, kind, handle, stream)
+        return
+    with _group():
+        for root, (count, offset) in enumerate(_parts(call, member.size)):
+            api.broadcast(x, out + offset, count * times, kind, root, handle, stream)
+
+
+def _reduce_scatter(member: NcclMember, call: Call, x: int, out: int, op: int) -> None:
+    kind, times = library.datatype(call)
+    handle, stream = member.handle, member.stream.address
+    if call.counts is None:
+        api.reduce_scatter(x, out, call.count * times, kind, op, handle, stream)
+        return
+    with _group():
+        for root, (count, offset) in enumerate(_parts(call, member.size)):
+            api.reduce(x + offset, out, count * times, kind, op, root, handle, stream)
+
+
+def _gather(member: NcclMember, call: Call, x: int, out: int, _: int) -> None:
+    kind, times = library.datatype(call)
+    handle, stream, parts = member.handle, member.stream.address, _parts(call, member.size)
+    with _group():
+        api.send(x, parts[member.rank][0] * times, kind, call.root, handle, stream)
+        for peer, (count, offset) in enumerate(parts if member.rank == call.root else []):
+            api.recv(out + offset, count * times, kind, peer, handle, stream)
+
+
+def _scatter(member: NcclMember, call: Call, x: int, out: int, _: int) -> None:
+    kind, times = library.datatype(call)
+    handle, stream, parts = member.handle, member.stream.address, _parts(call, member.size)
+    with _group():
+        for peer, (count, offset) in enumerate(parts if member.rank == call.root else []):
+            api.send(x + offset, count * times, kind, peer, handle, stream)
+        api.recv(out, parts[member.rank][0] * times, kind, call.root, handle, stream)
+
+
+def _all_to_all(member: NcclMember, call: Call, x: int, out: int, _: int) -> None:
+    kind, times = library.datatype(call)
+    handle, stream, size = member.handle, member.stream.address, _itemsize(call)
+    gives = _counts(call, member.size)
+    gets = list(call.receives) if call.receives is not None else gives
+    with _group():
+        for peer, (count, offset) in enumerate(zip(gives, _offsets(gives, size), strict=True)):
+            api.send(x + offset, count * times, kind, peer, handle, stream)
+        for peer, (count, offset) in enumerate(zip(gets, _offsets(gets, size), strict=True)):
+            api.recv(out + offset, count * times, kind, peer, handle, stream)
+
+
+def _send(member: NcclMember, call: Call, x: int, _: int, __: int) -> None:
+    kind, times = library.datatype(call)
+    api.send(x, call.count * times, kind, call.root, member.handle, member.stream.address)
+
+
+def _recv(member: NcclMember, call: Call, _: int, out: int, __: int) -> None:
+    kind, times = library.datatype(call)
+    api.recv(out, call.count * times, kind, call.root, member.handle, member.stream.address)
+
+
+def _parts(call: Call, size: int) -> list[tuple[int, int]]:
+    """Return each member's number of elements, and where they begin, in bytes."""
+    counts = _counts(call, size)
+    return list(zip(counts, _offsets(counts, _itemsize(call)), strict=True))
+
+
+@contextmanager
+def _group() -> Iterator[None]:
+    """Make several calls one; they begin at its end."""
+    api.group_start()
+    try:
+        yield
+    finally:
+        api.group_end()
+
+
+_CALLS: dict[str, Enqueue] = {
+    "all_reduce": _all_reduce,
+    "reduce": _reduce,
+    "broadcast": _broadcast,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "gather": _gather,
+    "scatter": _scatter,
+    "all_to_all": _all_to_all,
+    "send": _send,
+    "recv": _recv,
+}

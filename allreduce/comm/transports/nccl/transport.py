@@ -1,0 +1,231 @@
+"""NCCL for arrays on GPUs, beside a CPU transport that carries everything else.
+
+The CPU transport is the control plane: objects, counts and host arrays go over it, and it knows
+which member has died. NCCL's communicator is made at the first call of arrays on a GPU, which is
+the same call on all members.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allreduce.comm.calls.call import Array, Call
+from allreduce.comm.calls.members import MemberInfo
+from allreduce.comm.calls.plan import Plan
+from allreduce.comm.core import progress
+from allreduce.comm.core.transport import Transport, Work
+from allreduce.devices import Device, Event
+from allreduce.errors import ClosedError, TimeoutError
+
+_SPIN_SECONDS = 0.0005  # of a wait, without sleeping
+_SLEEP_SECONDS = 0.0002
+_CHECK_SECONDS = 0.05  # between looks at errors of NCCL and of other members
+
+
+class NcclTransport(Transport):
+    """One member.
+
+    Args:
+        control: Its member of the control plane.
+        group: The communicator's name.
+        timeout: Limit for any wait, in seconds.
+    """
+
+    name = "nccl"
+
+    def __init__(self, control: Transport, group: str, timeout: float) -> None:
+        self.control = control
+        self.index = control.index
+        self.any_thread = control.any_thread
+        self._group, self._timeout = group, timeout
+        self._member: Any = None  # NcclMember
+        self._making = threading.Lock()
+
+    @property
+    def on_host(self) -> Transport:
+        return self.control.on_host
+
+    @property
+    def members(self) -> tuple[MemberInfo, ...]:
+        return self.control.members
+
+    def admit(self) -> None:
+        self.control.admit()
+
+    def start(
+        self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
+    ) -> Work:
+        return self.control.start(call, x, out, result)
+
+    def bind(
+        self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
+    ) -> Callable[[], Work]:
+        return self.control.bind(call, x, out, result)
+
+    def start_on_device(
+        self,
+        call: Call,
+        device: Device,
+        x: Any,
+        out: Any,
+        factor: float,
+        result: Callable[[], Any],
+        *,
+        ordered: bool = False,
+    ) -> NcclWork:
+        """Start a call of a device's arrays; see `NcclMember.enqueue`."""
+        self.admit()
+        self.check_alive()
+        member = self.member(device)
+        return NcclWork(self, member.enqueue(call, x, out, factor, ordered=ordered), result)
+
+    def check_carries(self, where: str, call: Call) -> None:
+        from allreduce.comm.transports.nccl import library
+
+        library.check_carries(where, call.collective, call.op, call.dtype)
+
+    def member(self, device: Device) -> Any:
+        """Return the NCCL communicator; all members make it together at the first call."""
+        with self._making:
+            if self._member is None:
+                self._member = self._make(device)
+            return self._member
+
+    def _make(self, device: Device) -> Any:
+        from allreduce.comm.transports.nccl import library
+        from allreduce.comm.transports.nccl.member import NcclMember
+
+        library.version()
+        identifier = np.zeros(128, np.uint8)
+        if self.index == 0:
+            identifier[:] = library.unique_id()
+        text = f"make an NCCL communicator of {len(self.members)} members"
+        self._meet("broadcast", identifier, text)
+        made = NcclMember(
+            *(device, len(self.members), self.index, identifier),
+            *(f"[nccl] {self.called(self.index)}", self._timeout, self.check_alive),
+        )
+        self._meet("barrier", None, "finish it")
+        return made
+
+    def _meet(self, collective: str, array: NDArray[Any] | None, text: str) -> None:
+        count, dtype = (0, "none") if array is None else (array.size, str(array.dtype))
+        root = None if array is None else 0
+        call = Call(collective, None, dtype, count, root, self._group, call_text=f"nccl({text})")
+        self.control.start(call, array, array, lambda: None).wait()
+
+    def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:
+        return self.control.plan(call, x, out)
+
+    def called(self, member: int) -> str:
+        return self.control.called(member)
+
+    @property
+    def dead(self) -> bool:
+        return self.control.dead
+
+    def check_alive(self) -> None:
+        self.control.check_alive()
+
+    def empty(self, nbytes: int) -> NDArray[np.uint8]:
+        return self.control.empty(nbytes)
+
+    def abort(self, reason: str, *, interrupted: bool = False) -> None:
+        self.control.abort(reason, interrupted=interrupted)
+        self._free()
+
+    def _free(self) -> None:
+        """End NCCL's calls of a dead communicator, which would wait for ever."""
+        if self._member is not None:
+            self._member.abort()
+
+    def close(self, drain: bool) -> None:
+        if self._member is not None:
+            if drain and not self.dead:
+                self._member.stream.synchronize()
+                self._member.close()
+            else:
+                self._free()
+        self.control.close(drain)
+
+    def close_inherited(self) -> None:
+        self._member = None  # CUDA does not work in a child made by fork
+        self.control.close_inherited()
+
+    def watch(self, waited: float, timeout: float) -> None:
+        """Raise if NCCL or the control plane knows of a failure, or a wait took too long.
+
+        Raises:
+            PeerLostError: A member has died; or what else has ended the communicator.
+            TimeoutError: Members did not come in time.
+        """
+        if self.control.dead:
+            self._free()
+            self.control.check_alive()
+        status = self._member.status()
+        if status and status != "InProgress":
+            self._fail(f"NCCL reported {status}")
+        if waited > timeout:
+            self._fail(f"an NCCL call was not complete after {waited:.3g} s", late=True)
+
+    def _fail(self, reason: str, late: bool = False) -> None:
+        where = f"[nccl] {self.called(self.index)}"
+        self.abort(reason)
+        if late:
+            raise TimeoutError(
+                f"{where}: {reason}; a member has made another call or none. "
+                "NCCL_DEBUG=INFO and ar.config.set_strict_collectives(True) find which"
+            )
+        self.control.check_alive()
+        raise ClosedError(f"{where}: {reason}")
+
+
+class NcclWork(Work):
+    """A call that was enqueued on a device."""
+
+    def __init__(self, transport: NcclTransport, event: Event, result: Callable[[], Any]) -> None:
+        self._transport, self._event, self._result = transport, event, result
+
+    def event(self) -> Event:
+        """Return the event of the call's end, for streams to wait for."""
+        return self._event
+
+    def synchronize(self, stream: Any) -> Any:
+        """Have a stream wait for the call; the host does not. Returns the result.
+
+        Args:
+            stream: A stream of the call's device.
+        """
+        stream.wait(self._event)
+        return self._result()
+
+    def done(self) -> bool:
+        if self._event.done():
+            return True
+        self._transport.watch(0.0, 1.0)
+        return False
+
+    def look(self) -> bool:
+        return self._event.done()
+
+    @property
+    def settled(self) -> bool:
+        return self._transport.dead or self._event.done()
+
+    def finish(self, timeout: float | None) -> Any:
+        limit = self._transport._timeout if timeout is None else timeout
+        began = checked = time.monotonic()
+        while not self._event.done():
+            now = time.monotonic()
+            if now - checked > _CHECK_SECONDS or now - began > limit:
+                checked = now
+                progress.make_progress()
+                self._transport.watch(now - began, limit)
+            time.sleep(0.0 if now - began < _SPIN_SECONDS else _SLEEP_SECONDS)
+        return self._result()

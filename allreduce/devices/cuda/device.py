@@ -1,0 +1,239 @@
+"""A GPU: its context, memory, streams, and copies from and to the host."""
+
+from __future__ import annotations
+
+import os
+import threading
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from allreduce.devices.base import Buffer, Device, Stream
+from allreduce.devices.budget import Contents
+from allreduce.devices.cuda import arrays
+from allreduce.devices.cuda.driver import api, call
+from allreduce.devices.cuda.kernels import copies, elementwise
+from allreduce.devices.cuda.memory import PinnedPool, Pool, device_pool
+from allreduce.devices.cuda.streams import CudaEvent, CudaStream, current_stream
+from allreduce.devices.integers import integer
+from allreduce.devices.names import DeviceName
+from allreduce.errors import OutOfMemoryError, ShapeError, UsageError
+
+_COPIES = "host-to-device"  # the stream of copies that the host waits for
+
+
+class Card:
+    """One physical GPU of this process; logical devices on it share its context and memory.
+
+    The context is made at the first use, so that a process has none on GPUs it does not use.
+
+    Args:
+        ordinal: Its number in CUDA.
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self._process = os.getpid()
+        self._opening = threading.Lock()
+        self.context: Any = None
+        self.memory: Pool = device_pool(self.enter)
+        self.pinned = PinnedPool(self.enter)
+
+    @property
+    def usable(self) -> bool:
+        """Whether this process may call CUDA for it: no child made by fork may."""
+        return os.getpid() == self._process
+
+    def enter(self) -> None:
+        """Make its context current in this thread.
+
+        Raises:
+            UsageError: This process was forked from the one that uses the GPU.
+        """
+        if not self.usable:
+            raise UsageError(
+                f"process {os.getpid()} was forked from process {self._process}, which uses GPU "
+                f"{self.ordinal}, and CUDA does not work in it; start processes with the method "
+                "'spawn' instead"
+            )
+        if self.context is None:
+            with self._opening:
+                if self.context is None:
+                    self.context = call(api.cuDevicePrimaryCtxRetain, self.ordinal)
+        call(api.cuCtxSetCurrent, self.context)
+
+    @cached_property
+    def architecture(self) -> str:
+        """Its architecture, as compilers call it: "sm_80"."""
+        attribute = api.CUdevice_attribute
+        major, minor = (
+            call(api.cuDeviceGetAttribute, each, self.ordinal)
+            for each in (
+                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+            )
+        )
+        return f"sm_{major}{minor}"
+
+
+class CudaDevice(Device):
+    """A logical GPU.
+
+    Args:
+        name: Its name.
+        card: The physical GPU.
+    """
+
+    def __init__(self, name: DeviceName, card: Card) -> None:
+        super().__init__(name)
+        self.card = card
+        self.enter = card.enter
+        self._wrong_row: Any = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether this process may call CUDA for it."""
+        return self.card.usable
+
+    def allocate(self, nbytes: int, contents: Contents = (), *, zero: bool = True) -> Buffer:
+        nbytes = integer("a Buffer's size in bytes", nbytes, 0)
+        taken = self.memory.take(nbytes, contents)
+        try:
+            block = self.card.memory.block(nbytes)
+        except OutOfMemoryError as error:
+            self.memory.give_back(taken)
+            raise OutOfMemoryError(
+                f"no memory on {self.name} for {nbytes} bytes ({nbytes / 2**30:.1f} GiB); use a "
+                "smaller model or batch, or spread the batch over more GPUs"
+                f"{self.memory.largest(contents)}"
+            ) from error
+        self.memory.until_gone(taken, block)
+        made = Buffer(arrays.flat_view(block.address, nbytes, block, self.card.ordinal), self)
+        if zero and nbytes:
+            stream = self._stream(None)
+            self.enter()
+            call(api.cuMemsetD8Async, block.address, 0, nbytes, stream.handle)
+            stream.synchronize()
+        return made
+
+    def adopt(self, array: Any) -> Any:
+        return arrays.adopt(array, self.card.ordinal)
+
+    def address(self, flat: Any) -> int:
+        return arrays.pointer(flat)
+
+    def holds(self, array: Any) -> bool:
+        return isinstance(array, arrays.Array) and arrays.ordinal_of(array) == self.card.ordinal
+
+    def copy(self, target: Any, source: Any, stream: Stream | None = None) -> None:
+        to = target.bytes if isinstance(target, Buffer) else target
+        come = source.bytes if isinstance(source, Buffer) else source
+        if to.shape != come.shape or to.dtype != come.dtype:
+            raise ShapeError(
+                f"a copy needs equal shapes and dtypes, not {come.dtype} {come.shape} "
+                f"into {to.dtype} {to.shape}"
+            )
+        on = self._stream(stream)
+        if isinstance(come, np.ndarray):
+            self._upload(to, come, on)
+        elif isinstance(to, np.ndarray):
+            self._download(to, come, on)
+        else:
+            on.launch(self.assign, to, come)
+        if stream is None:
+            on.synchronize()
+
+    def _upload(self, to: Any, come: npt.NDArray[Any], on: CudaStream) -> None:
+        """Copy from the host: through pinned memory, so that the host may go on and change it."""
+        if not come.nbytes:
+            return
+        staged = self.card.pinned.array(come.shape, come.dtype)
+        np.copyto(staged, come)
+        self.enter()
+        call(
+            *(api.cuMemcpyHtoDAsync, arrays.pointer(to), staged.ctypes.data),
+            *(come.nbytes, on.handle),
+        )
+        on.hold(staged)
+
+    def _download(self, to: npt.NDArray[Any], come: Any, on: CudaStream) -> None:
+        """Copy to the host; only to pinned memory without waiting."""
+        if not come.nbytes:
+            return
+        if not arrays.contiguous(come):
+            whole = self.allocate(come.nbytes, zero=False).array(come.dtype, come.shape)
+            on.launch(self.assign, whole, come)
+            on.hold(whole)
+            come = whole
+        self.enter()
+        call(
+            *(api.cuMemcpyDtoHAsync, to.ctypes.data, arrays.pointer(come), to.nbytes, on.handle),
+        )
+
+    def read(self, array: Any) -> npt.NDArray[Any]:
+        self.synchronize()
+        staged = self.host_empty(array.shape, array.dtype)
+        self.copy(staged, array)
+        return np.array(staged)
+
+    def write(self, target: Any, value: Any) -> None:
+        self.synchronize()
+        if isinstance(value, np.ndarray | np.generic | int | float | bool):
+            if not arrays.contiguous(target):
+                raise UsageError("a part of a GPU's array with gaps cannot be set from the host")
+            whole = np.ascontiguousarray(np.broadcast_to(value, target.shape), target.dtype)
+            self.copy(target, whole.reshape(target.shape))
+            return
+        self._stream(None).launch(self.assign, target, value)
+        self._stream(None).synchronize()
+
+    def assign(self, target: Any, value: Any) -> None:
+        copies.assign(target, value)
+
+    def accumulate(self, target: Any, value: Any) -> None:
+        elementwise.binary("add")(target, [target, value], {})
+
+    def constant(self, value: npt.NDArray[Any]) -> Any:
+        there = self.allocate(value.nbytes, zero=False).array(value.dtype, value.shape)
+        self.copy(there, np.ascontiguousarray(value).reshape(value.shape))
+        return there
+
+    def number(self, value: npt.NDArray[Any], stream: Stream) -> Any:
+        there = self.allocate(value.nbytes, zero=False).array(value.dtype, value.shape)
+        self.copy(there, value, stream)
+        return there
+
+    def host_empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        return self.card.pinned.array(shape, dtype)
+
+    def wrong_row(self) -> Any:
+        """Return where kernels note a row with a wrong label, counted from 1; 0 if none has one."""
+        if self._wrong_row is None:
+            self._wrong_row = self.allocate(4).array(np.int32, (1,))
+        return self._wrong_row
+
+    def synchronize(self) -> None:
+        """Block the calling thread until all work on its own streams is finished."""
+        for each in self.streams():
+            each.synchronize()
+
+    def scratch(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
+        """Return memory for a kernel's use on the current stream."""
+        kind = np.dtype(dtype)
+        nbytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        made = self.allocate(nbytes, zero=False).array(kind, shape)
+        current_stream().scratch.append(made)
+        return made
+
+    def stream(self, name: str) -> CudaStream:
+        return CudaStream(self, name)
+
+    def _stream(self, stream: Stream | None) -> CudaStream:
+        found = self.own(_COPIES) if stream is None else stream
+        assert isinstance(found, CudaStream)
+        return found
+
+    def event(self) -> CudaEvent:
+        return CudaEvent(self)

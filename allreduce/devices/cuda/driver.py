@@ -1,0 +1,54 @@
+"""Call the CUDA driver; turn its status codes into errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cuda.bindings import driver as api
+
+from allreduce.errors import InternalError, OutOfMemoryError
+
+__all__ = ["CudaError", "api", "call"]
+
+_SUCCESS = api.CUresult.CUDA_SUCCESS
+_NO_MEMORY = api.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+NOT_READY = api.CUresult.CUDA_ERROR_NOT_READY
+
+
+class CudaError(InternalError):
+    """A call of the driver failed.
+
+    Attributes:
+        status: Its status code.
+    """
+
+    status: Any = None
+
+
+def call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function of the driver; returns its only result, or a tuple of several.
+
+    Raises:
+        OutOfMemoryError: The device has too little memory.
+        CudaError: It failed otherwise, or an earlier call did and is reported late.
+    """
+    status, *found = function(*arguments)
+    if status != _SUCCESS:
+        raise failure(function.__name__, status)
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def failure(name: str, status: Any) -> CudaError | OutOfMemoryError:
+    """Return the error for a status code."""
+    if status == _NO_MEMORY:
+        return OutOfMemoryError(f"{name}: the GPU has too little memory")
+    code = getattr(status, "name", str(status))
+    _, text = api.cuGetErrorString(status)
+    said = text.decode() if isinstance(text, bytes) else code
+    error = CudaError(
+        f"{name} failed with {code}: {said}. CUDA may report an earlier operation's failure here; "
+        "ar.config.enable_sync_errors() reports each at its own instruction"
+    )
+    error.status = status
+    return error

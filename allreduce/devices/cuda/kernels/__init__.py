@@ -1,0 +1,1 @@
+"""GPU kernels of operators and optimizers: what is launched for which arrays."""

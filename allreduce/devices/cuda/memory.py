@@ -1,0 +1,136 @@
+"""Pools of memory: what is freed is kept for the next block of its size.
+
+Allocating and freeing memory waits for the whole device. In the steady state steps do neither.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from allreduce.devices.cuda.driver import api, call
+from allreduce.errors import OutOfMemoryError
+
+_STEP = 512  # bytes: what CUDA aligns memory to
+_LARGE = 1 << 20  # bytes; above, sizes are multiples of this
+
+
+def rounded(nbytes: int) -> int:
+    """Round a size up to that of a block, so that similar sizes share blocks."""
+    step = _STEP if nbytes <= _LARGE else _LARGE
+    return max(step, -(-nbytes // step) * step)
+
+
+class Block:
+    """A piece of memory, which goes back to its pool when nothing refers to it."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.address = address
+        self.nbytes = nbytes
+
+
+class Pool:
+    """Memory blocks by size.
+
+    Args:
+        take: Allocates so many bytes; returns the address.
+        free: Frees what an address is the start of.
+
+    Attributes:
+        nbytes: Bytes of all blocks, in use or not.
+    """
+
+    def __init__(self, take: Callable[[int], int], free: Callable[[int], None]) -> None:
+        self._take, self._free = take, free
+        self._lock = threading.RLock()  # a finalizer may run in the middle of an allocation
+        self._idle: dict[int, list[int]] = {}
+        self.nbytes = 0
+
+    def block(self, nbytes: int) -> Block:
+        """Return a block of at least so many bytes.
+
+        Raises:
+            OutOfMemoryError: There is no memory, also after freeing unused blocks.
+        """
+        size = rounded(nbytes)
+        with self._lock:
+            idle = self._idle.get(size)
+            address = idle.pop() if idle else self._fresh(size)
+        made = Block(address, size)
+        weakref.finalize(made, self._put_back, address, size).atexit = False
+        return made
+
+    def _fresh(self, size: int) -> int:
+        try:
+            address = self._take(size)
+        except OutOfMemoryError:
+            self.trim()
+            address = self._take(size)
+        self.nbytes += size
+        return address
+
+    def _put_back(self, address: int, size: int) -> None:
+        with self._lock:
+            self._idle.setdefault(size, []).append(address)
+
+    def trim(self) -> None:
+        """Free the blocks that are not in use."""
+        with self._lock:
+            for size, addresses in self._idle.items():
+                while addresses:
+                    self._free(addresses.pop())
+                    self.nbytes -= size
+
+
+def device_pool(enter: Callable[[], None]) -> Pool:
+    """Make the pool of a device; `enter` makes its context current."""
+
+    def take(size: int) -> int:
+        enter()
+        return int(call(api.cuMemAlloc, size))
+
+    def free(address: int) -> None:
+        enter()
+        call(api.cuMemFree, address)
+
+    return Pool(take, free)
+
+
+class PinnedPool(Pool):
+    """Host memory that a GPU copies from and to while the host goes on.
+
+    Args:
+        enter: Makes a context current.
+    """
+
+    def __init__(self, enter: Callable[[], None]) -> None:
+        def take(size: int) -> int:
+            enter()
+            # Portable: every context of the process may use it.
+            return int(call(api.cuMemHostAlloc, size, api.CU_MEMHOSTALLOC_PORTABLE))
+
+        super().__init__(take, lambda address: call(api.cuMemFreeHost, address))
+
+    def array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+        """Return an array in pinned memory, which is free again when nothing refers to it."""
+        kind = np.dtype(dtype)
+        nbytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        block = self.block(max(nbytes, 1))
+        return np.asarray(_Memory(block, nbytes)).view(kind).reshape(shape)
+
+
+class _Memory:
+    """Offers a block's bytes to NumPy, and keeps it alive."""
+
+    def __init__(self, block: Block, nbytes: int) -> None:
+        self._block = block
+        self.__array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (block.address, False),
+            "version": 3,
+        }

@@ -1,0 +1,130 @@
+"""Collectives on arrays of GPUs, between two processes, against NumPy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+RANK = """
+import json, sys
+import numpy as np
+import allreduce as ar
+from allreduce import devices
+
+comm = ar.init(timeout=30)
+rank, gpu = comm.rank, devices.lookup("GPU:0")
+
+def there(x):
+    x = np.asarray(x)
+    made = gpu.allocate(x.nbytes).array(x.dtype, x.shape)
+    devices.write(made, x)
+    return made
+
+def here(x):
+    return None if x is None else devices.read(x).tolist()
+
+x = np.arange(6) + rank
+f = there(x.astype(np.float32))
+found = {
+    "all_reduce": here(comm.all_reduce(f)),
+    "mean": here(comm.all_reduce(f, op="mean")),
+    "scaled": here(comm.all_reduce(f, prescale=3.0, postscale=0.5)),
+    "scaled mean": here(comm.all_reduce(f, op="mean", prescale=4.0)),
+    "max": here(comm.all_reduce(there(x.astype(np.int64)), op="max")),
+    "half": here(comm.all_reduce(there(x.astype(np.float16)))),
+    "or": here(comm.all_reduce(there(x > 4), op="logical_or")),
+    "in place": here(comm.all_reduce(g := there(x.astype(np.float64)), out=g)),
+    "reduce": here(comm.reduce(f, root=1)),
+    "broadcast": here(comm.broadcast(f, root=1)),
+    "all_gather": here(comm.all_gather(f)),
+    "all_gather counts": here(comm.all_gather(there(np.full(rank + 1, rank)), counts=[1, 2])),
+    "reduce_scatter": here(comm.reduce_scatter(f)),
+    "reduce_scatter counts": here(comm.reduce_scatter(f, counts=[2, 4])),
+    "gather": here(comm.gather(f, root=0)),
+    "scatter": here(comm.scatter(f if rank else None, root=1, out=there(np.zeros(3, np.float32)))),
+    "all_to_all": here(comm.all_to_all(f)),
+    "of the host": comm.all_reduce(np.arange(3.0)).tolist(),
+    "object": comm.all_gather_object({"rank": rank}),
+}
+work = comm.all_reduce(f, async_op=True)
+compute = gpu.own("compute")
+found["asynchronous"] = here(work.synchronize(compute))
+assert work.event() is not None
+work.wait()
+for wrong in sys.argv[1:]:
+    try:
+        eval(wrong)
+    except ar.AllreduceError as error:
+        found[wrong] = f"{type(error).__name__}: {error}"
+print(json.dumps(found), flush=True)
+"""
+
+WRONG = {
+    "comm.all_reduce(f, op='bitwise_xor')": "bitwise_xor does not carry float32",
+    "comm.all_reduce(f, out=np.zeros(6, np.float32))": "out lies in the host's memory",
+    "comm.all_reduce(f, out=there(np.zeros(5, np.float32)))": "out must have shape (6,)",
+    "comm.all_reduce(f.reshape(2, 3).T)": "is not contiguous",
+    "comm.all_reduce(there(x > 1), op='sum')": "does not carry bool",
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
+    script = tmp_path_factory.mktemp("ranks") / "rank.py"
+    script.write_text(RANK)
+    command = [sys.executable, "-m", "allreduce.run", "-n", "2", str(script), *WRONG]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [line[line.index("{") :] for line in done.stdout.splitlines() if "{" in line]
+    ranks: list[dict[str, object]] = sorted(map(json.loads, lines), key=str)
+    return ranks
+
+
+def both(found: list[dict[str, object]], name: str) -> list[object]:
+    return [each[name] for each in found]
+
+
+SUM = [1, 3, 5, 7, 9, 11]
+FIRST, SECOND = [0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("name", "results"),
+    {
+        "all_reduce": [SUM, SUM],
+        "mean": [[each / 2 for each in SUM]] * 2,
+        "scaled": [[each * 1.5 for each in SUM]] * 2,
+        "scaled mean": [[each * 2.0 for each in SUM]] * 2,
+        "max": [SECOND, SECOND],
+        "half": [SUM, SUM],
+        "or": [[False, False, False, False, True, True]] * 2,
+        "in place": [SUM, SUM],
+        "reduce": [None, SUM],
+        "broadcast": [SECOND, SECOND],
+        "all_gather": [FIRST + SECOND] * 2,
+        "all_gather counts": [[0, 1, 1]] * 2,
+        "reduce_scatter": [SUM[:3], SUM[3:]],
+        "reduce_scatter counts": [SUM[:2], SUM[2:]],
+        "gather": [FIRST + SECOND, None],
+        "scatter": [SECOND[:3], SECOND[3:]],
+        "all_to_all": [FIRST[:3] + SECOND[:3], FIRST[3:] + SECOND[3:]],
+        "of the host": [[0.0, 2.0, 4.0]] * 2,
+        "object": [[{"rank": 0}, {"rank": 1}]] * 2,
+        "asynchronous": [SUM, SUM],
+    }.items(),
+)
+def test_results_are_numpys(
+    found: list[dict[str, object]], name: str, results: list[object]
+) -> None:
+    assert sorted(both(found, name), key=str) == sorted(results, key=str)
+
+
+@pytest.mark.parametrize(("call", "text"), WRONG.items())
+def test_what_cannot_be_done_is_explained(
+    found: list[dict[str, object]], call: str, text: str
+) -> None:
+    for told in both(found, call):
+        assert text in str(told)

@@ -1,0 +1,100 @@
+"""Digits trained on GPUs have the losses that they have on CPUs, up to float32's rounding."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TRAIN = """
+import json, sys
+import numpy as np
+from sklearn.datasets import load_digits
+import allreduce as ar
+
+ar.set_seed(0)
+strategy = eval(sys.argv[1])
+digits = load_digits()
+x, y = (digits.data[:600] / 16).astype(np.float32), digits.target[:600].astype(np.int32)
+with strategy.scope():
+    model = ar.nn.Sequential([
+        ar.nn.Dense(64, activation="relu"),
+        ar.nn.Dropout(0.3),
+        ar.nn.Dense(10, activation="softmax"),
+    ])
+    model.compile(optimizer=eval(sys.argv[2]), loss="sparse_categorical_crossentropy",
+                  metrics=["accuracy"])
+history = model.fit(x, y, batch_size=128, epochs=2, validation_data=(x[:100], y[:100]), verbose=0)
+rows = model.predict(x[:7]).tolist()
+if ar.init().rank == 0:
+    devices = [each.local for each in strategy.devices]
+    weights = [float(np.abs(each).sum()) for each in model.get_weights()]
+    print(json.dumps([devices, history.history, weights, rows]))
+"""
+
+MULTI = "ar.MultiWorkerMirroredStrategy()"
+
+
+def train(
+    strategy: str, optimizer: str = "ar.optim.Adam(2e-3)", ranks: int = 1, **environ: str
+) -> tuple[list[str], list[float]]:
+    """Train in processes of their own; return the devices of rank 0, and the numbers found."""
+    command = [sys.executable, "-c", TRAIN, strategy, optimizer]
+    if ranks > 1:  # MPI's library lies beside its mpirun, which is not this Python's
+        command = [str(ROOT / ".venv/bin/mpirun"), "-n", str(ranks), *command]
+        environ = {"MPI4PY_LIBMPI": str(ROOT / ".venv/lib/libmpi.so.12"), **environ}
+    done = subprocess.run(
+        command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    devices, history, weights, rows = json.loads(done.stdout.splitlines()[-1])
+    losses = [value for name in sorted(history) for value in history[name]]
+    return devices, [*losses, *weights, *np.ravel(rows).tolist()]
+
+
+@pytest.fixture(scope="module")
+def on_cpus() -> list[float]:
+    _, found = train('ar.MirroredStrategy(["CPU:0"])')
+    return found
+
+
+def test_two_ranks_train_on_a_gpu_each(on_cpus: list[float]) -> None:
+    devices, found = train(MULTI, ranks=2)
+    assert devices == ["GPU:0"]
+    np.testing.assert_allclose(found, on_cpus, rtol=2e-4, atol=1e-6)
+
+
+def test_one_process_trains_on_all_gpus(on_cpus: list[float]) -> None:
+    devices, found = train("ar.MirroredStrategy()")
+    assert devices == ["GPU:0", "GPU:1"]
+    np.testing.assert_allclose(found, on_cpus, rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["ar.optim.SGD(0.05, momentum=0.9, nesterov=True)", "ar.optim.AdamW(2e-3)"]
+)
+def test_optimizers_update_as_on_cpus(optimizer: str) -> None:
+    (_, here), (_, there) = (
+        train(f"ar.MirroredStrategy([{name!r}])", optimizer) for name in ("CPU:0", "GPU:0")
+    )
+    np.testing.assert_allclose(there, here, rtol=2e-4, atol=1e-6)
+
+
+def test_hidden_gpus_are_not_used(on_cpus: list[float]) -> None:
+    devices, found = train("ar.MirroredStrategy()", CUDA_VISIBLE_DEVICES="")
+    assert devices == ["CPU:0"]
+    assert found == on_cpus
+
+
+def test_importing_the_library_imports_no_cuda_package() -> None:
+    script = "import sys, allreduce as ar; ar.nn; ar.init\nprint([n for n in sys.modules if n in ("
+    script += "'cupy', 'cuda.bindings.driver', 'cuda.core', 'nccl')])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
