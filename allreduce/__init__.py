@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from allreduce.graph.replicate.function import (
         function,  # from the room, mypy would take the module
     )
+    from allreduce.server.device_setter import device_setter
     from allreduce.server.server import Server
     from allreduce.server.session import Session
     from allreduce.strategies import MirroredStrategy, MultiWorkerMirroredStrategy, Strategy
@@ -97,6 +98,7 @@ __all__ = [
     "colocate_with",
     "config",
     "device",
+    "device_setter",
     "function",
     "gradients",
     "init",
@@ -147,6 +149,7 @@ _HOMES = {
         "scan",
         "set_seed",
     ),
+    "allreduce.server.device_setter": ("device_setter",),
     "allreduce.server.server": ("Server",),
     "allreduce.server.session": ("Session",),
     "allreduce.strategies": ("MirroredStrategy", "MultiWorkerMirroredStrategy", "Strategy"),

@@ -65,6 +65,8 @@ _level = _checked(str.upper, ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")._
 
 
 def _address(text: str) -> str:
+    if text.startswith("/job:"):  # a task of the cluster
+        return text
     host, colon, port = text.rpartition(":")
     if not (host and colon and 0 < int(port) < 65536):
         raise ValueError(text)
@@ -74,7 +76,7 @@ def _address(text: str) -> str:
 TABLE: tuple[Setting, ...] = (
     Setting("RANK", _integer(0), None, "an integer from 0", "this process's rank"),
     Setting("SIZE", _integer(1), None, "an integer from 1", "how many ranks the job has"),
-    Setting("LEADER", _address, None, "host:port", "where the group leader listens"),
+    Setting("LEADER", _address, None, "host:port or a task", "where the group leader listens"),
     Setting("SECRET", _secret, None, "any non-empty text", "the job's shared secret"),
     Setting("TRANSPORT", _text, None, "a transport's name", "which transport carries collectives"),
     Setting("ACROSS", _carrier, "tcp", "tcp or mpi", "what carries between hosts, in hierarchical"),

@@ -23,6 +23,9 @@ class MultiWorkerMirroredStrategy(Strategy):
     Args:
         devices_per_replica: Of how many of a rank's devices, one after the other, a replica is
             made: its step can place layers on each.
+        collective_group_leader: The task of the cluster (`ALLREDUCE_CLUSTER`, `TF_CONFIG`) that
+            hosts the group leader, such as "/job:worker/task:0"; or `host:port`. By default as for
+            `ar.init`.
 
     Raises:
         UsageError: This rank's devices cannot be dealt out evenly.
@@ -30,8 +33,10 @@ class MultiWorkerMirroredStrategy(Strategy):
             one cannot deal its devices out; on all ranks.
     """
 
-    def __init__(self, *, devices_per_replica: int = 1) -> None:
-        communicator = init()
+    def __init__(
+        self, *, devices_per_replica: int = 1, collective_group_leader: str | None = None
+    ) -> None:
+        communicator = init(leader=collective_group_leader)
         with telling(communicator, _NAME):
             owned = deal_out(local_devices(), devices_per_replica)
         check_equal(communicator, _NAME, {"devices_per_replica": option(devices_per_replica)})

@@ -15,6 +15,7 @@ from allreduce import settings
 from allreduce.cluster.host import launchers, process_ancestry
 from allreduce.cluster.process.exit_hooks import failure
 from allreduce.cluster.resolvers.resolver import Request, Resolver
+from allreduce.cluster.resolvers.tasks import at_task
 from allreduce.cluster.spec import ClusterSpec
 from allreduce.cluster.store import SilentError
 from allreduce.cluster.world import LeaderLeftError, Member, Store, World, generations
@@ -36,8 +37,10 @@ __all__ = [
 # Module and class of each resolver; the order is the precedence.
 PRECEDENCE: tuple[tuple[str, str], ...] = (
     ("allreduce.cluster.resolvers.explicit", "Explicit"),
+    ("allreduce.cluster.resolvers.torchrun", "Torchrun"),
     ("allreduce.cluster.resolvers.mpi", "Mpi"),
     ("allreduce.cluster.resolvers.slurm", "Slurm"),
+    ("allreduce.cluster.resolvers.tasks", "Tasks"),
     ("allreduce.cluster.resolvers.single", "Single"),
 )
 
@@ -117,6 +120,8 @@ def _request(read: settings.Settings, named: dict[str, Any]) -> Request:
     if isinstance(named["secret"], str):
         named["secret"] = named["secret"].encode()
     request = Request.merge(read, os.environ, generations.next, **named)
+    if request.leader is not None and request.leader.startswith("/job:"):
+        request = at_task(request, request.leader)
     if not request.timeout > 0:
         raise UsageError(
             f"[cluster] timeout={request.timeout!r} is not valid: expected seconds above 0"

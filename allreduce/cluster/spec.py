@@ -121,6 +121,11 @@ def own_task(environ: Mapping[str, str] | None = None) -> tuple[ClusterSpec, str
     return spec, job, task
 
 
+def collective_tasks(spec: ClusterSpec) -> list[tuple[str, int]]:
+    """List the tasks that make collective calls together, by rank: chief, then workers."""
+    return [(job, task) for job, task, _ in spec if job in ("chief", "master", "worker")]
+
+
 def parse_task(text: str) -> tuple[str, int]:
     """Read a task's name: "worker:1" or "/job:worker/task:1"; returns its job and number.
 

@@ -23,15 +23,19 @@ class Explicit(Resolver):
         return f"{', '.join(request.named)} {'say' if len(request.named) > 1 else 'says'} so"
 
     def join(self, request: Request, ignored: str) -> World:
-        rank, size = _checked(request)
-        evidence = self.claim(request) or ""
-        if size == 1:
-            return world_of_one(request, self.name, evidence, ignored)
-        assert request.leader is not None  # _checked
-        meeting_place = f"group leader {request.leader}"
-        why = explain(size, self.name, f"{evidence} ({meeting_place})", ignored)
-        world = _meet(request, rank, size, request.leader, why)
-        return Watch(world.rank, launched=request.launched).over(world)
+        return join_leader(request, self.name, self.claim(request) or "", ignored)
+
+
+def join_leader(request: Request, source: str, evidence: str, ignored: str) -> World:
+    """Join with the request's rank, size and leader, which the resolver `source` has found."""
+    rank, size = _checked(request)
+    if size == 1:
+        return world_of_one(request, source, evidence, ignored)
+    assert request.leader is not None  # _checked
+    meeting_place = f"group leader {request.leader}"
+    why = explain(size, source, f"{evidence} ({meeting_place})", ignored)
+    world = _meet(request, rank, size, request.leader, why, source)
+    return Watch(world.rank, launched=request.launched).over(world)
 
 
 def _checked(request: Request) -> tuple[int, int]:
@@ -59,7 +63,7 @@ def _checked(request: Request) -> tuple[int, int]:
     return rank, size
 
 
-def _meet(request: Request, rank: int, size: int, address: str, why: str) -> World:
+def _meet(request: Request, rank: int, size: int, address: str, why: str, source: str) -> World:
     with importing():
         from allreduce.cluster.leader.meeting import PATIENCE, Meeting
 
@@ -80,7 +84,7 @@ def _meet(request: Request, rank: int, size: int, address: str, why: str) -> Wor
         secret=secret,
         generation=request.generation,
         timeout=request.timeout,
-        source=Explicit.name,
+        source=source,
         why=why,
         whereabouts="the launcher" if request.launched else "rank 0's process",
         patience=PATIENCE,
