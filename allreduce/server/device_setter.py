@@ -51,7 +51,7 @@ def device_setter(
         if node.op != "variable":
             return worker_device
         task = min(tasks, key=lambda each: (loads[each], each))
-        size = prod(int(each) for each in node.spec.shape) * node.spec.dtype.itemsize  # type: ignore[arg-type]
+        size = prod(int(each) for each in node.spec.shape) * node.spec.dtype.itemsize
         loads[task] += size if strategy == "bytes" else 1
         return f"/job:{ps_job}/task:{task}"
 

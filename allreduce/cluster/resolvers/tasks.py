@@ -42,12 +42,12 @@ def at_task(request: Request, leader: str | None = None) -> Request:
             f"[cluster] the leader {leader} is a task, but no cluster is described; set "
             "ALLREDUCE_CLUSTER and ALLREDUCE_TASK, or TF_CONFIG"
         )
-    spec, *own = found
+    spec, own = found[0], found[1:]
     members = collective_tasks(spec)
-    if tuple(own) not in members:
+    if own not in members:
         raise UsageError(
             f"[cluster] task {own[0]}:{own[1]} makes no collective calls; chief and workers do"
         )
     chosen = members[0] if leader is None else parse_task(leader)
-    rank, size = members.index((own[0], own[1])), len(members)
+    rank, size = members.index(own), len(members)
     return replace(request, rank=rank, size=size, leader=spec.address(*chosen))
