@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +169,19 @@ def test_what_does_not_fit_is_refused(call: Any, kind: type[Exception], message:
     set_seed(0)
     with pytest.raises(kind, match=message):
         call()
+
+
+def test_models_without_a_constructor_of_their_own_are_saved(tmp_path: Path) -> None:
+    class Plain(nn.Model):  # type: ignore[misc]
+        def build(self, input_shape: Any) -> None:
+            self.add_variable("factor", (1,), "ones")
+
+        def call(self, inputs: Any) -> Any:
+            return inputs * self.factor
+
+    model = Plain(name="plain")
+    model.build((None, 2))
+    model.save(tmp_path / "model")
+    loaded = nn.load_model(tmp_path / "model", {"Plain": Plain})
+    np.testing.assert_array_equal(loaded.predict(np.ones((1, 2)), verbose=0), [[1, 1]])
+    assert list(inspect.signature(Plain).parameters) == ["name", "dtype", "trainable"]

@@ -15,6 +15,7 @@ from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import set_seed
 from tests.nn.common import blobs, classifier
 
+untyped: Any = nn
 LOSS = "sparse_categorical_crossentropy"
 
 
@@ -229,6 +230,29 @@ def test_iterables_of_batches_train_as_arrays_do(replicas: int) -> None:
     assert doubled == pytest.approx(2 * model.evaluate(x, y, verbose=0)[0])
 
 
+class Loader:
+    """Gives lists of tensors of another library, anew for each pass, as a DataLoader does."""
+
+    class Tensor:
+        def __init__(self, values: np.ndarray) -> None:
+            self.values, self.shape = values, values.shape
+
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+            return self.values
+
+    def __len__(self) -> int:
+        return len(batches())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([[self.Tensor(x), self.Tensor(y)] for x, y in batches()])
+
+
+def test_a_loader_of_another_librarys_tensors_is_gone_through() -> None:
+    x, y = blobs(50)
+    expected = classifier().fit(x, y, 16, 2, shuffle=False, verbose=0).history
+    assert classifier().fit(Loader(), epochs=2, verbose=0).history == expected
+
+
 def test_a_torch_loader_is_gone_through() -> None:
     torch = pytest.importorskip("torch")
     x, y = blobs(50)
@@ -302,6 +326,12 @@ def _raising() -> Iterator[Any]:
             "leaves 0 to train on and 8 to validate; both need some",
         ),
         (lambda m: m.fit(*blobs(8), validation_split=1.5), UsageError, "from 0 to below 1"),
+        (
+            lambda m: untyped.Dense(3, kernel_regularizer="l2"),
+            UsageError,
+            "Dense takes no kernel_regularizer=: add the penalty to the loss in a train_step",
+        ),
+        (lambda m: untyped.Dense(3, activations="relu"), UsageError, "did you mean 'activation'"),
         (lambda m: m.fit(*blobs(8), workers=2), UsageError, "fit takes no workers=: batches are"),
         (lambda m: m.fit(*blobs(8), epoch=2), UsageError, "did you mean 'epochs'"),
         (

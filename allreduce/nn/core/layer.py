@@ -22,7 +22,7 @@ from allreduce.graph.replicate.owner import current_replicator, scope_of
 from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.graph.trace.variable import Variable
 from allreduce.nn import initializers
-from allreduce.nn.core import calls, configs, symbols
+from allreduce.nn.core import calls, configs, keras_names, symbols
 
 # Whether a class's `call` has a `training` argument. Weakly: the methods of a class defined in a
 # function may refer to a model.
@@ -47,6 +47,17 @@ class Layer:
     # Whether from_config also takes a function that makes layers, because its config describes
     # other layers.
     holds_layers: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # Else it would be that of `__new__`, in help and where configs are checked.
+        initializer = inspect.signature(cls.__init__)
+        parameters = list(initializer.parameters.values())[1:]
+        cls.__signature__ = initializer.replace(parameters=parameters)  # type: ignore[attr-defined]
+
+    def __new__(cls, *_: Any, **named: Any) -> Any:
+        keras_names.refuse_of_layer(cls, named)
+        return super().__new__(cls)
 
     def __init__(
         self, *, name: str | None = None, dtype: str | None = None, trainable: bool = True

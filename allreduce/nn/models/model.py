@@ -18,11 +18,11 @@ from allreduce.events import logger
 from allreduce.graph.core.naming import snake_case, unique_name
 from allreduce.graph.core.spec import show
 from allreduce.nn import losses, metrics
-from allreduce.nn.core import checks
+from allreduce.nn.core import checks, keras_names
 from allreduce.nn.core.calls import check_made
 from allreduce.nn.core.checks import inner_layers
 from allreduce.nn.core.layer import Layer
-from allreduce.nn.models import freezing, keras_names, outputs, saving
+from allreduce.nn.models import freezing, outputs, saving
 from allreduce.nn.models.building import Built
 from allreduce.nn.models.outputs import Settings, Values
 from allreduce.nn.models.steps import Steps
@@ -50,7 +50,7 @@ class Model(Built):
 
     def __new__(cls, *given: Any, **named: Any) -> Any:
         is_functional = cls is Model and (given or "inputs" in named)
-        return super().__new__(Model.functional if is_functional else cls)
+        return super().__new__(Model.functional if is_functional else cls, *given, **named)
 
     def __init__(
         self, *, name: str | None = None, dtype: str | None = None, trainable: bool = True

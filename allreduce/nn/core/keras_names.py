@@ -1,4 +1,4 @@
-"""Arguments of Keras's methods that do not exist here, and what does the same."""
+"""Arguments of Keras's methods and layers that do not exist here, and what does the same."""
 
 from __future__ import annotations
 
@@ -29,6 +29,37 @@ _ELSEWHERE: Mapping[str, Mapping[str, str]] = {
     "evaluate": {"workers": _WORKERS, "generator": _BATCHES},
     "predict": {"workers": _WORKERS, "generator": _BATCHES},
 }
+
+_PENALTY = "add the penalty to the loss in a train_step of your own; AdamW has weight_decay="
+_SHAPE = "begin the model with ar.nn.Input(shape)"
+_OF_LAYERS: Mapping[str, str] = {
+    "activity_regularizer": _PENALTY,
+    "batch_input_shape": _SHAPE,
+    "bias_regularizer": _PENALTY,
+    "data_format": "images are (batch, height, width, channels)",
+    "embeddings_regularizer": _PENALTY,
+    "input_dim": _SHAPE,
+    "input_shape": _SHAPE,
+    "kernel_constraint": "clip the variable between steps, in a callback",
+    "kernel_regularizer": _PENALTY,
+}
+
+
+def refuse_of_layer(kind: type, named: Mapping[str, Any]) -> None:
+    """Say of a keyword that a layer of this library does not take where the thing stands here.
+
+    Raises:
+        UsageError: It is one of Keras's, or no layer has it.
+    """
+    if not named or not kind.__module__.startswith("allreduce.nn."):
+        return
+    known = inspect.signature(kind).parameters
+    for name in named:
+        if name in known:
+            continue
+        if name in _OF_LAYERS:
+            raise UsageError(f"{kind.__name__} takes no {name}=: {_OF_LAYERS[name]}")
+        raise unknown_name("argument", name, known, kind.__name__)
 
 
 def refuse(method: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
