@@ -1,9 +1,9 @@
 // Updates of optimizers, fused: one pass over a range of an arena.
 //
-// Gradients are sums over samples; they are divided by *count, and are 0 where it is 0. Formulas
-// are those of allreduce/optim. Bytes moved per element of float32: parameter and slots are read
-// and written, the gradient is read: 12 + 8 x slots. Four elements at a time where all arrays are
-// aligned to 16 bytes.
+// Gradients are sums over samples; they are multiplied by 1 / *count, and are 0 where it is 0.
+// Formulas are those of allreduce/optim. Bytes moved per element of float32: parameter and slots
+// are read and written, the gradient is read: 12 + 8 x slots. Four elements at a time where all
+// arrays are aligned to 16 bytes.
 #include "common.cuh"
 
 template <typename T>
@@ -13,12 +13,26 @@ struct alignas(4 * sizeof(T) < 16 ? 4 * sizeof(T) : 16) Four {
 
 __device__ inline bool is_aligned(const void* p) { return ((unsigned long long)p & 15) == 0; }
 
+// What makes a mean of a sum over `count` samples; without samples it is 0, whatever the sum.
+template <typename T>
+struct Mean {
+  T factor;
+  bool is_live;
+};
+template <typename T>
+__device__ inline Mean<T> mean_of(T count) {
+  return {1 / count, count > 0};
+}
+template <typename T>
+__device__ inline T scaled(T sum, const Mean<T>& mean) {
+  return mean.is_live ? sum * mean.factor : (T)0;
+}
+
 // Calls step(p, g, slots of element i) for all elements; `g` is the mean gradient.
 template <typename T, int slots, typename Step>
 __device__ inline void update(T* p, const T* g, T* const (&s)[slots], const T* count, long long n,
                               Step step) {
-  const T divisor = *count;
-  const bool is_live = divisor > 0;
+  const Mean<T> live = mean_of(*count);
   bool has_fours = is_aligned(p) && is_aligned(g);
 #pragma unroll
   for (int k = 0; k < slots; ++k) has_fours = has_fours && is_aligned(s[k]);
@@ -33,7 +47,7 @@ __device__ inline void update(T* p, const T* g, T* const (&s)[slots], const T* c
       T one[slots];
 #pragma unroll
       for (int k = 0; k < slots; ++k) one[k] = S[k].at[e];
-      step(P.at[e], is_live ? G.at[e] / divisor : (T)0, one);
+      step(P.at[e], scaled(G.at[e], live), one);
 #pragma unroll
       for (int k = 0; k < slots; ++k) S[k].at[e] = one[k];
     }
@@ -45,7 +59,7 @@ __device__ inline void update(T* p, const T* g, T* const (&s)[slots], const T* c
     T value = p[i], one[slots];
 #pragma unroll
     for (int k = 0; k < slots; ++k) one[k] = s[k][i];
-    step(value, is_live ? g[i] / divisor : (T)0, one);
+    step(value, scaled(g[i], live), one);
     p[i] = value;
 #pragma unroll
     for (int k = 0; k < slots; ++k) s[k][i] = one[k];
@@ -55,18 +69,19 @@ __device__ inline void update(T* p, const T* g, T* const (&s)[slots], const T* c
 #define OPTIMIZERS(suffix, T)                                                                      \
   extern "C" __global__ void __launch_bounds__(256)                                                \
       sgd_##suffix(T* p, const T* g, const T* count, double rate, long long n) {                   \
-    const T divisor = *count, r = (T)rate;                                                         \
+    const Mean<T> live = mean_of(*count);                                                          \
+    const T r = (T)rate;                                                                           \
     for (long long i = first_index(); i < n; i += stride_of_grid())                                \
-      if (divisor > 0) p[i] -= r * (g[i] / divisor);                                               \
+      p[i] -= r * scaled(g[i], live);                                                              \
   }                                                                                                \
   extern "C" __global__ void __launch_bounds__(256)                                                \
       momentum_##suffix(T* p, const T* g, T* v, const T* count, double rate, double momentum,      \
                         int nesterov, long long n) {                                               \
-    const T r = (T)rate, keep = (T)momentum;                                                       \
+    const T r = (T)rate, keep = (T)momentum, ahead = nesterov ? keep : (T)1;                       \
+    const T again = nesterov ? r : (T)0;                                                           \
     update<T, 1>(p, g, {v}, count, n, [=](T& value, T mean, T(&slot)[1]) {                         \
-      const T move = r * mean;                                                                     \
-      slot[0] = keep * slot[0] - move;                                                             \
-      value += nesterov ? keep * slot[0] - move : slot[0];                                         \
+      slot[0] = keep * slot[0] - r * mean;                                                         \
+      value += ahead * slot[0] - again * mean;                                                     \
     });                                                                                            \
   }                                                                                                \
   extern "C" __global__ void __launch_bounds__(256)                                                \
@@ -106,9 +121,9 @@ __device__ inline void update(T* p, const T* g, T* const (&s)[slots], const T* c
                        double rho, double momentum, double epsilon, long long n) {                 \
     const T r = (T)rate, keep = (T)rho, rest = (T)(1 - rho), k = (T)momentum, e = (T)epsilon;      \
     const bool has_mean = mean, has_move = move;                                                   \
-    const T divisor = *count;                                                                      \
+    const Mean<T> live = mean_of(*count);                                                          \
     for (long long i = first_index(); i < n; i += stride_of_grid()) {                              \
-      const T gradient = divisor > 0 ? g[i] / divisor : (T)0;                                      \
+      const T gradient = scaled(g[i], live);                                                       \
       const T squares = keep * square[i] + rest * (gradient * gradient);                           \
       square[i] = squares;                                                                         \
       T below = squares + e;                                                                       \
@@ -130,10 +145,10 @@ __device__ inline void update(T* p, const T* g, T* const (&s)[slots], const T* c
   extern "C" __global__ void __launch_bounds__(256)                                                \
       lars_norms_##suffix(const T* p, const T* g, const T* count, double* norms, long long n) {    \
     __shared__ double part[32];                                                                    \
-    const T divisor = *count;                                                                      \
+    const Mean<T> live = mean_of(*count);                                                          \
     double weights = 0, gradients = 0;                                                             \
     for (long long i = threadIdx.x; i < n; i += blockDim.x) {                                      \
-      const double value = p[i], gradient = divisor > 0 ? g[i] / divisor : (T)0;                   \
+      const double value = p[i], gradient = scaled(g[i], live);                                    \
       weights += value * value;                                                                    \
       gradients += gradient * gradient;                                                            \
     }                                                                                              \
@@ -161,11 +176,11 @@ __device__ inline void update(T* p, const T* g, T* const (&s)[slots], const T* c
       const T* p, const T* g, T* m, T* v, const T* count, double* norms, double beta1,             \
       double beta2, double epsilon, double decay, double fix1, double fix2, long long n) {         \
     __shared__ double part[32];                                                                    \
-    const T divisor = *count, b1 = (T)beta1, c1 = (T)(1 - beta1), b2 = (T)beta2,                   \
-            c2 = (T)(1 - beta2);                                                                   \
+    const Mean<T> live = mean_of(*count);                                                          \
+    const T b1 = (T)beta1, c1 = (T)(1 - beta1), b2 = (T)beta2, c2 = (T)(1 - beta2);                \
     double weights = 0, moves = 0;                                                                 \
     for (long long i = threadIdx.x; i < n; i += blockDim.x) {                                      \
-      const T gradient = divisor > 0 ? g[i] / divisor : (T)0;                                      \
+      const T gradient = scaled(g[i], live);                                                       \
       m[i] = b1 * m[i] + c1 * gradient;                                                            \
       v[i] = b2 * v[i] + c2 * (gradient * gradient);                                               \
       const double value = p[i];                                                                   \
