@@ -110,7 +110,7 @@ clean:
 	@touch $@
 
 # An environment beside .venv, whose packages it sees too: about 700 MB more.
-.venv-gpu/.installed: .venv/.test tests/gpu/requirements.txt
+.venv-gpu/.installed: tests/gpu/requirements.txt | .venv/.test
 	@echo "installing what make gpu-test needs into .venv-gpu ..."
 	@$(PYTHON) -m venv --clear .venv-gpu
 	@folder=$$(echo .venv/lib/python3*/site-packages); \

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import hashlib
 import os
 import subprocess
 import sys
@@ -50,6 +51,12 @@ def build() -> Path:
     return out
 
 
+def host_builds() -> str:
+    """Name the version of what builds kernels for the host."""
+    texts = [part.read_bytes() for part in sorted((ROOT / "tests/gpu/standins/host").iterdir())]
+    return hashlib.sha256(b"".join(texts)).hexdigest()[:12]
+
+
 def has_driver() -> bool:
     """Say whether this machine has NVIDIA's driver; `STANDINS=1` says no."""
     return os.environ.get("STANDINS") != "1" and Path("/proc/driver/nvidia/version").exists()
@@ -60,13 +67,19 @@ def environment(devices: int = 2, **more: str) -> Mapping[str, str]:
 
     Args:
         devices: How many GPUs are simulated.
-        more: Further variables; STANDIN_SEED, _MEMORY, _PEERS and _LOG change the stand-ins.
+        more: Further variables. Of the stand-ins: STANDIN_SEED (not 0: delays before the work of
+            streams, and the order of a kernel's threads), STANDIN_DELAY (their scale in
+            microseconds), STANDIN_MEMORY (bytes of a device), STANDIN_PEERS (0: no peer access),
+            STANDIN_DRIVER_VERSION, STANDIN_LOG (1: every call of the driver on stderr) and
+            STANDIN_NCCL_TIMEOUT (seconds until a hang ends the process with status 86).
     """
     own = {**os.environ, "PATH": f"{PYTHON.parent}:{ROOT / '.venv/bin'}:{os.environ['PATH']}"}
     if not has_driver():
         libraries = build()
         own["LD_PRELOAD"] = ":".join(str(libraries / name) for name in LIBRARIES)
         own["STANDIN_DEVICES"] = str(devices)
+        # cuda.core keeps what NVRTC compiled; real cubins must not be found there, nor old builds.
+        own["XDG_CACHE_HOME"] = str(BUILD / "cache" / host_builds())
     return {**own, **more}
 
 
