@@ -1,4 +1,4 @@
-"""Choices for the whole process that rooms from here up read; `ar.config` is their public face."""
+"""Options of the whole process; `ar.config` is their public face."""
 
 from __future__ import annotations
 

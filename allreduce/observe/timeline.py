@@ -96,13 +96,18 @@ class Timeline:
             return
         try:
             late = _behind(communicator)
-            told = exchange_plain(communicator, "what a timeline has recorded", [late, self._spans])
+            ranks = exchange_plain(
+                communicator, "what a timeline has recorded", [late, self._spans]
+            )
         except AllreduceError:  # another rank's block raised, or it is gone
             self._save_alone()
             raise
         with telling(communicator, "timeline"):
             if rank == 0:
-                _write(self._path, [(each, _earlier(*part)) for each, part in enumerate(told)])
+                _write(
+                    self._path,
+                    [(each, _earlier(*part)) for each, part in enumerate(ranks)],
+                )
         check_equal(communicator, "timeline", {})
 
     def _save_alone(self) -> None:

@@ -32,8 +32,8 @@ def exchange(
     """Run a collective; returns its value on each local replica."""
     graph = _alone(node, specs)
     if outline is not None:
-        told = all(info.rows_per_replica is not None for _, info in brought)
-        compare(host, Agreement(outline, joins_rows(graph.nodes)), told)
+        rows_known = all(info.rows_per_replica is not None for _, info in brought)
+        compare(host, Agreement(outline, joins_rows(graph.nodes)), rows_known)
     graph = replace(graph, outputs=(len(specs),))
     return [value for (value,) in _run(host, graph, [], None, brought)]
 

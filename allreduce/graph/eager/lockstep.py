@@ -53,10 +53,10 @@ def run_in_lockstep(replicas: Sequence[Callable[[Meet], Any]]) -> list[Any]:
             actor.start()
         while True:
             pairs = zip(actors, answers, strict=True)
-            told = [actor.play(answer) for actor, answer in pairs]
-            if all(isinstance(each, _Ended) for each in told):
-                return [each.value for each in told]
-            answers = list(_act(told))
+            reached = [actor.play(answer) for actor, answer in pairs]
+            if all(isinstance(each, _Ended) for each in reached):
+                return [each.value for each in reached]
+            answers = list(_act(reached))
     finally:
         for actor in actors:
             actor.stop()
@@ -70,28 +70,28 @@ def _alone(meeting: Meeting) -> Any:
     return result
 
 
-def _act(told: Sequence[Any]) -> Sequence[Any]:
+def _act(reached: Sequence[Any]) -> Sequence[Any]:
     """Run the operation that the replicas met for; every replica raises its error."""
     try:
-        _check_same(told)
-        results: Sequence[Any] = told[0].work([each.brought for each in told])
+        _check_same(reached)
+        results: Sequence[Any] = reached[0].work([each.brought for each in reached])
         return results
     except Exception as error:
-        return [_Raised(error)] * len(told)
+        return [_Raised(error)] * len(reached)
 
 
-def _check_same(told: Sequence[Any]) -> None:
-    for index, each in enumerate(told):
-        if each.key != told[0].key:
+def _check_same(reached: Sequence[Any]) -> None:
+    for index, each in enumerate(reached):
+        if each.key != reached[0].key:
             raise MismatchError(
-                f"replica 0 of this process came to {_where(told[0])}, but replica {index} to "
+                f"replica 0 of this process came to {_where(reached[0])}, but replica {index} to "
                 f"{_where(each)}; all replicas take part in changes of variables and in "
                 "collectives, so branch only on values that are equal on all of them"
             )
 
 
-def _where(told: Any) -> str:
-    return f"{told.what} at {told.source}" if told.source else str(told.what)
+def _where(reached: Any) -> str:
+    return f"{reached.what} at {reached.source}" if reached.source else str(reached.what)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class _Actor:
         self._to = SimpleQueue[Any]()
         self._from = SimpleQueue[Any]()
         self._over = False
-        self._told: Any = None
+        self._reached: Any = None
         self._settle = take_along()
         self._ended = SimpleQueue[None]()
         self._began = False
@@ -137,18 +137,18 @@ class _Actor:
 
     def play(self, answer: Any) -> Any:
         """Run the replica up to its next joint operation or its end; raises its error."""
-        if not isinstance(self._told, _Ended):
+        if not isinstance(self._reached, _Ended):
             self._to.put(answer)
-            self._told = self._from.get()
-        if isinstance(self._told, _Raised):
-            raise self._told.error
-        return self._told
+            self._reached = self._from.get()
+        if isinstance(self._reached, _Raised):
+            raise self._reached.error
+        return self._reached
 
     def stop(self) -> None:
         """End the replica where it waits, and wait for its thread."""
         self._over = True
         self._to.put(_Raised(_Stopped()))
-        self._told = None  # it may hold the error, as may queues that are no longer read
+        self._reached = None  # it may hold the error, as may queues that are no longer read
         if self._began:  # else it finds out when it does
             self._ended.get()
             self._to, self._from = SimpleQueue(), SimpleQueue()

@@ -31,15 +31,15 @@ class Loop:
             for each in frame.program.instructions
             if each.node.op == "scan_result" and each.node.inputs[0] == node.id
         }
-        self._rooms = [
-            self._room(body.specs[i], body.length + 1 if kept in asked else 2)
+        self._carried = [
+            self._buffer(body.specs[i], body.length + 1 if kept in asked else 2)
             for i, kept in zip(range(body.carries), body.kept, strict=True)
         ]
-        self._made = {i: self._room(body.specs[i]) for i in body.made}
-        rooms = (*self._rooms, *self._made.values())
-        self.nbytes = sum(room.nbytes for room in rooms)
+        self._made = {i: self._buffer(body.specs[i]) for i in body.made}
+        buffers = (*self._carried, *self._made.values())
+        self.nbytes = sum(buffer.nbytes for buffer in buffers)
 
-    def _room(self, spec: Spec, several: int | None = None) -> np.ndarray:
+    def _buffer(self, spec: Spec, several: int | None = None) -> np.ndarray:
         shape = self._frame.sizes(spec.shape)
         return np.empty(shape if several is None else (several, *shape), spec.dtype)
 
@@ -53,9 +53,9 @@ class Loop:
         if index in self._made:
             return self._made[index]
         if index < body.carries:
-            room = self._rooms[index]
-            return room[body.length % len(room), ...]
-        before = self._rooms[body.kept.index(index)][:-1]
+            buffer = self._carried[index]
+            return buffer[body.length % len(buffer), ...]
+        before = self._carried[body.kept.index(index)][:-1]
         return before[::-1] if body.reverse else before
 
     def run(self) -> None:
@@ -64,23 +64,23 @@ class Loop:
         given = [self._frame.values[i] for i in self._node.inputs]
         inputs, outputs = body.graph.inputs, body.graph.outputs
         behind = body.carries + body.elements
-        carries = list(zip(inputs, self._rooms, outputs, strict=False))
+        carries = list(zip(inputs, self._carried, outputs, strict=False))
         elements = list(zip(inputs, given, strict=True))[body.carries : behind]
         made = list(zip(outputs[body.carries :], self._made.values(), strict=True))
         self._inner.info = self._frame.info
         values.update(zip(inputs[behind:], given[behind:], strict=True))
-        for (_, room, _), value in zip(carries, given, strict=False):
-            room[0] = value
+        for (_, buffer, _), value in zip(carries, given, strict=False):
+            buffer[0] = value
         for i in range(body.length):
             t = body.length - 1 - i if body.reverse else i
-            for place, room, _ in carries:
-                values[place] = room[i % len(room), ...]
+            for place, buffer, _ in carries:
+                values[place] = buffer[i % len(buffer), ...]
             for place, array in elements:
                 values[place] = array[t, ...]
             for step in self._steps:
                 step()
-            for _, room, place in carries:
-                room[(i + 1) % len(room)] = values[place]
+            for _, buffer, place in carries:
+                buffer[(i + 1) % len(buffer)] = values[place]
             for place, array in made:
                 array[t] = values[place]
         for place in inputs:  # a batch may be large, and belongs to the caller

@@ -179,8 +179,8 @@ def reshaped(x: Tensor, shape: Sequence[Size]) -> Tensor:
     if wanted == x.shape:
         return x
     named = tuple((axis, size) for axis, size in enumerate(x.shape) if isinstance(size, Dim))
-    told = {size.name for _, size in named}
-    if all(size.name in told for size in wanted if isinstance(size, Dim)):
+    own_names = {size.name for _, size in named}
+    if all(size.name in own_names for size in wanted if isinstance(size, Dim)):
         return apply("reshape", x, shape=wanted, named=named)
     # Empty, and so without an axis that gives the length of named ones at run time.
     rowless = tuple(1 if isinstance(size, Dim) else size for size in wanted)

@@ -52,13 +52,13 @@ def register_op(
         UsageError: The name is taken, or an argument is invalid.
     """
     _check(name, {"shape": shape, "cpu": cpu}, {"cuda": cuda, "gradient": gradient})
-    told = f"operator {name!r}"
+    label = f"operator {name!r}"
     register(
         name,
-        _checked_shape(told, shape),
-        _checked_kernel(told, cpu),
-        None if gradient is None else _checked_gradient(told, gradient),
-        cuda=None if cuda is None else _checked_kernel(told, cuda),
+        _checked_shape(label, shape),
+        _checked_kernel(label, cpu),
+        None if gradient is None else _checked_gradient(label, gradient),
+        cuda=None if cuda is None else _checked_kernel(label, cuda),
         users=True,
     )
 
@@ -85,72 +85,72 @@ def _check(name: str, needed: Mapping[str, Any], others: Mapping[str, Any]) -> N
 
 
 @contextmanager
-def _named(told: str, what: str) -> Iterator[None]:
+def _named(label: str, what: str) -> Iterator[None]:
     """Have errors of a user's function say of which operator it is."""
     try:
         yield
     except Exception as error:
-        error.add_note(f"in the {what} of {told}")
+        error.add_note(f"in the {what} of {label}")
         raise
 
 
-def _checked_shape(told: str, shape: ShapeRule) -> ShapeRule:
+def _checked_shape(label: str, shape: ShapeRule) -> ShapeRule:
     def rule(specs: Sequence[Spec], attrs: Attrs) -> Spec:
-        with _named(told, "shape rule"):
+        with _named(label, "shape rule"):
             found: Any = shape(specs, attrs)
         if not isinstance(found, Spec):
             raise UsageError(
-                f"the shape rule of {told} gave {found!r:.60}; it returns a spec, such as specs[0] "
-                "or type(specs[0])(shape, dtype)"
+                f"the shape rule of {label} gave {found!r:.60}; it returns a spec, such as "
+                "specs[0] or type(specs[0])(shape, dtype)"
             )
-        return _normal(told, found)
+        return _normal(label, found)
 
     return rule
 
 
-def _normal(told: str, found: Spec) -> Spec:
+def _normal(label: str, found: Spec) -> Spec:
     """Give a spec sizes and a dtype of our own kinds in place of NumPy's integers and names."""
-    what = f"the shape rule of {told}"
+    what = f"the shape rule of {label}"
     if not isinstance(found.shape, tuple | list):
         raise UsageError(f"{what} gave the shape {found.shape!r:.60}; it is a tuple of sizes")
     return Spec(as_shape(what, tuple(found.shape)), as_dtype(found.dtype))
 
 
-def _checked_kernel(told: str, users: Kernel) -> Kernel:
+def _checked_kernel(label: str, users: Kernel) -> Kernel:
     def kernel(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
-        with _named(told, "kernel"):
+        with _named(label, "kernel"):
             found = users(out, inputs, attrs)
         if found is not None and found is not out:
             raise UsageError(
-                f"the kernel of {told} returned a {type(found).__name__} instead of writing its "
+                f"the kernel of {label} returned a {type(found).__name__} instead of writing its "
                 "value into out: out[...] = …, or np.add(a, b, out=out)"
             )
 
     return kernel
 
 
-def _checked_gradient(told: str, gradient: Gradient) -> Gradient:
+def _checked_gradient(label: str, gradient: Gradient) -> Gradient:
     def checked(dy: Any, y: Any, inputs: Sequence[Any], attrs: Attrs) -> Sequence[Any]:
-        with _named(told, "gradient"):
+        with _named(label, "gradient"):
             found: Any = gradient(dy, y, inputs, attrs)
         if not isinstance(found, list | tuple) or len(found) != len(inputs):
             raise UsageError(
-                f"the gradient of {told} gave {found!r:.60}; it returns a list with one gradient "
+                f"the gradient of {label} gave {found!r:.60}; it returns a list with one gradient "
                 f"for each of {len(inputs)} inputs, or None"
             )
         parts = enumerate(zip(found, inputs, strict=True))
-        return [None if part is None else _part(told, i, part, x) for i, (part, x) in parts]
+        return [None if part is None else _part(label, i, part, x) for i, (part, x) in parts]
 
     return checked
 
 
-def _part(told: str, place: int, part: Any, x: Tensor) -> Tensor:
+def _part(label: str, place: int, part: Any, x: Tensor) -> Tensor:
     """Check the gradient of one input, and cast it to the input's dtype."""
-    with _named(told, "gradient"):
+    with _named(label, "gradient"):
         tensor = as_tensor(part)
     if tensor.shape != x.shape:
         raise ShapeError(
-            f"the gradient of {told} gave {show(tensor.shape)} for input {place}, whose shape is "
+            f"the gradient of {label} gave {show(tensor.shape)} for input {place}, whose shape is "
             f"{show(x.shape)}; ar.ops.sum_to undoes a broadcast"
         )
     return cast(tensor, x.dtype)

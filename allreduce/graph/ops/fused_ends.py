@@ -100,13 +100,13 @@ class Reduction:
         self, shape: tuple[int, ...], inputs: Sequence[np.ndarray]
     ) -> Iterator[tuple[slice, np.ndarray]]:
         """Yield the chain's value, some rows at a time, in memory that is used again."""
-        room: np.ndarray | None = None
+        buffer: np.ndarray | None = None
         size = int(np.prod(shape)) * self.dtype.itemsize
         for rows in _pieces(shape[0], size, _PIECE_BYTES):
             count = min(rows.stop, shape[0]) - rows.start
-            if room is None:
-                room = np.empty((count, *shape[1:]), self.dtype)
-            value = room[:count]
+            if buffer is None:
+                buffer = np.empty((count, *shape[1:]), self.dtype)
+            value = buffer[:count]
             self.chain.run(value, [part(x, len(shape), rows) for x in inputs])
             yield rows, value
 

@@ -37,12 +37,12 @@ class Chain:
     """Operations in order, of which the last gives the value; all values have one shape.
 
     Attributes:
-        rooms: For each but the last, the index of the reused block that holds its value.
+        scratch: For each but the last, the index of the reused block that holds its value.
         native: The native chain, if all operations have native kernels.
     """
 
     links: tuple[Link, ...]
-    rooms: tuple[int, ...]
+    scratch: tuple[int, ...]
     native: _native.Chain | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -50,14 +50,14 @@ class Chain:
         """Give a value's block to a later one of its dtype when nothing reads it any more."""
         last = {-1 - i: at for at, link in enumerate(links) for i in link.reads if i < 0}
         free: dict[np.dtype[Any], list[int]] = {}
-        rooms: list[int] = []
+        scratch: list[int] = []
         for at, link in enumerate(links[:-1]):
             empty = free.setdefault(link.dtype, [])
-            rooms.append(empty.pop() if empty else max(rooms, default=-1) + 1)
+            scratch.append(empty.pop() if empty else max(scratch, default=-1) + 1)
             for i in {-1 - i for i in link.reads if i < 0}:
                 if last[i] == at:
-                    free[links[i].dtype].append(rooms[i])
-        return cls(tuple(links), tuple(rooms), _compiled(links, rooms, inputs))
+                    free[links[i].dtype].append(scratch[i])
+        return cls(tuple(links), tuple(scratch), _compiled(links, scratch, inputs))
 
     def __str__(self) -> str:
         return "+".join(link.op for link in self.links)
@@ -71,10 +71,10 @@ class Chain:
         for block, parts in _blocks(out, inputs):
             if made and made[0].shape != block.shape:
                 made = {}
-            for room, link in zip(self.rooms, self.links, strict=False):
-                if room not in made:
-                    made[room] = np.empty(block.shape, link.dtype)
-            values = [*(made[room] for room in self.rooms), block]
+            for slot, link in zip(self.scratch, self.links, strict=False):
+                if slot not in made:
+                    made[slot] = np.empty(block.shape, link.dtype)
+            values = [*(made[slot] for slot in self.scratch), block]
             for link, kernel, value in zip(self.links, kernels, values, strict=True):
                 assert kernel is not None, link
                 given = [parts[i] if i >= 0 else values[-1 - i] for i in link.reads]
@@ -82,15 +82,15 @@ class Chain:
 
 
 def _compiled(
-    links: Sequence[Link], rooms: Sequence[int], inputs: Sequence[np.dtype[Any]]
+    links: Sequence[Link], scratch: Sequence[int], inputs: Sequence[np.dtype[Any]]
 ) -> _native.Chain | None:
     """Return the native chain of these operations; None if one needs NumPy."""
     if not all(each.isnative for each in inputs):
         return None
-    last = max(rooms, default=-1) + 1
+    last = max(scratch, default=-1) + 1
     rows = [
-        (link.op, list(link.reads), link.dtype.num, room)
-        for link, room in zip(links, (*rooms, last), strict=True)
+        (link.op, list(link.reads), link.dtype.num, slot)
+        for link, slot in zip(links, (*scratch, last), strict=True)
     ]
     return _native.chain(rows, [each.num for each in inputs])
 

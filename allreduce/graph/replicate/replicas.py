@@ -316,8 +316,8 @@ class Replicas:
             said, more, _ = str(error).partition("\n")
             if more:  # which begins a list
                 said = said.rpartition("; ")[0] or said
-            told = f": {said}" if said else ""  # an interrupt says nothing
-            self._over = self._over or f"{type(error).__name__} has ended a step of it{told}"
+            why = f": {said}" if said else ""  # an interrupt says nothing
+            self._over = self._over or f"{type(error).__name__} has ended a step of it{why}"
 
     @property
     def is_over(self) -> bool:

@@ -74,7 +74,7 @@ class Replicator(Replicas):
         check_outside("run", "call the function itself there")
         fn, arguments = self._together(fn, args, kwargs)
         returned, results, step_infos = self._results(fn, arguments, eagerly)
-        return returned.rebuild(returned.spread(results, step_infos))
+        return returned.rebuild(returned.per_replica(results, step_infos))
 
     def take_apart(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]

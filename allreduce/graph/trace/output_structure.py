@@ -40,7 +40,7 @@ class Returned:
             lambda leaf: next(values) if leaf is True else leaf, self.structure
         )
 
-    def spread(
+    def per_replica(
         self, results: Sequence[Sequence[Output]], step_infos: Sequence[StepInfo]
     ) -> Iterator[PerReplica]:
         """Join the replicas' outputs of a step, tensor by tensor."""

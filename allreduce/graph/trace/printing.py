@@ -54,7 +54,7 @@ print_values.__name__ = print_values.__qualname__ = "print"
 class Printed:
     """Represents a tensor in the printed structure."""
 
-    __leaf__: ClassVar[bool] = True  # of the structures that `nest` takes apart
+    __leaf__: ClassVar[bool] = True  # of the structures that `pytree` takes apart
 
     index: int
 

@@ -178,8 +178,8 @@ class Variable(Operators):
         for index, places in enumerate(self.replicator.places):
             value = self.storage[index]
             contents = [(value.nbytes, f"{self.spec} of variable {self.name!r}")]
-            room = lookup(places.names[device]).allocate(value.nbytes, contents)
-            array = room.array(value.dtype, value.shape)
+            buffer = lookup(places.names[device]).allocate(value.nbytes, contents)
+            array = buffer.array(value.dtype, value.shape)
             write(array, value)
             self.storage[index] = array  # whole, whatever interrupts it here
         self.home = device

@@ -132,7 +132,7 @@ def test_a_long_chain_reuses_its_blocks() -> None:
     graph = record(traced, Spec((50, 1000), FLOAT))
     fused = _pruned(fuse(_pruned(simplify(graph))))
     chains = [node.attrs["chain"] for node in fused.nodes if node.op == "fused"]
-    assert max(max(chain.rooms, default=0) for chain in chains) < 6
+    assert max(max(chain.scratch, default=0) for chain in chains) < 6
     x = np.random.default_rng(0).normal(size=(50, 1000))
     np.testing.assert_array_equal(interpret(fused, [x])[0], interpret(graph, [x])[0])
 

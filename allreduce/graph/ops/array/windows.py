@@ -67,18 +67,18 @@ class Windows:
             ShapeError: None does.
         """
         found = []
-        for size, stride, dilation, room in zip(
+        for size, stride, dilation, length in zip(
             self.size, self.strides, self.dilation, self.padded(image), strict=True
         ):
             reach = (size - 1) * dilation + 1
-            if room < reach:
+            if length < reach:
                 raise ShapeError(
                     f"windows of {_by(self.size)}"
                     f"{f' with dilation {_by(self.dilation)}' if max(self.dilation) > 1 else ''} "
                     f"do not fit images of {_by(tuple(image))}; use smaller ones, or "
                     "padding='same'"
                 )
-            found.append((room - reach) // stride + 1)
+            found.append((length - reach) // stride + 1)
         return found[0], found[1]
 
     def miss(self, image: Sequence[Any], count: Sequence[Any]) -> bool:
@@ -131,7 +131,7 @@ class Windows:
         """Return the view of padded images from the windows of a row on."""
         return wide[:, row * self.strides[0] :]
 
-    def spread(self, x: np.ndarray, count: Pair) -> np.ndarray:
+    def unfold(self, x: np.ndarray, count: Pair) -> np.ndarray:
         """Return a view of padded images as `(batch, windows, windows, height, width, channels)`.
 
         Pixels are there as often as windows cover them.

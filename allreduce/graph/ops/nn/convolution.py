@@ -100,8 +100,8 @@ def _bands(windows: int, bytes_of_one: int) -> Iterator[tuple[slice, int]]:
 
 def _rows(windows: Windows, x: np.ndarray, count: Pair) -> np.ndarray:
     """Return the windows' pixels of padded images, `(windows, taps * channels)`; a view if 1×1."""
-    spread = windows.spread(x, count)
-    return spread.reshape(len(x) * count[0] * count[1], -1)
+    unfolded = windows.unfold(x, count)
+    return unfolded.reshape(len(x) * count[0] * count[1], -1)
 
 
 def _group(groups: int, g: int, channels: int) -> slice:
