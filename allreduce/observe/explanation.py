@@ -110,15 +110,20 @@ def _accumulation(compiled: Compiled) -> Iterator[str]:
 def _instructions(program: Program) -> Iterator[Table]:
     devices = _devices(program)
     for device in devices:
-        table = Table(title=name_of(device, devices), title_justify="left")
-        for column in ("", "stream", "instruction", "of", "waits for"):
-            table.add_column(column, overflow="fold")
+        table = _table(name_of(device, devices), "", "stream", "instruction", "of", "waits for")
         for index, each in enumerate(program.instructions):
             if each.node.device == device:
                 waits = ", ".join(map(str, each.waits))
                 stream = _stream(each.stream, device)
                 table.add_row(str(index), stream, _said(each.node), each.node.part, waits)
         yield table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
 
 
 def _stream(stream: StreamName, device: DeviceName) -> str:
@@ -140,9 +145,7 @@ def _devices(program: Program) -> list[DeviceName]:
 
 
 def _variables(program: Program) -> Table:
-    table = Table(title="variables", title_justify="left")
-    for column in ("variable", "shape", "device", "because"):
-        table.add_column(column, overflow="fold")
+    table = _table("variables", "variable", "shape", "device", "because")
     devices = _devices(program)
     seen: set[object] = set()
     for each in program.instructions:
@@ -157,9 +160,7 @@ def _variables(program: Program) -> Table:
 
 
 def _placements(compiled: Compiled, program: Program) -> Table:
-    table = Table(title="operations, as they were traced", title_justify="left")
-    for column in ("device", "because", "operations"):
-        table.add_column(column, overflow="fold")
+    table = _table("operations, as they were traced", "device", "because", "operations")
     devices = _devices(program)
     found: dict[tuple[str, str], Counter[str]] = {}
     for each in compiled.placed:

@@ -73,17 +73,17 @@ class InterOpPool:
         threads: int,
         runs: list[Run],
     ) -> None:
-        self._steps, self._free, self._most, self._runs = steps, free, threads - 1, runs
-        self._missing = [len(before) for before in after]
-        self._then: list[list[int]] = [[] for _ in steps]
+        self.steps, self.free, self.helpers, self._runs = steps, free, threads - 1, runs
+        self.missing = [len(before) for before in after]
+        self.then: list[list[int]] = [[] for _ in steps]
         for index, before in enumerate(after):
             for i in before:
-                self._then[i].append(index)
+                self.then[i].append(index)
 
     def run(self) -> None:
         """Run all instructions; raises the first error once no instruction runs any more."""
-        _helpers.start(self._most)
-        run = Run(self._steps, self._free, self._most, list(self._missing), self._then)
+        _helpers.start(self.helpers)
+        run = Run(self)
         self._runs.append(run)
         try:
             run.lead()
@@ -109,21 +109,15 @@ class Run:
     threads is guarded by primitives implemented in C, which leave no lock held.
     """
 
-    def __init__(
-        self,
-        steps: Sequence[Step],
-        free: Sequence[bool],
-        most: int,
-        missing: list[int],
-        then: Sequence[Sequence[int]],
-    ) -> None:
-        self._steps, self._free, self._missing, self._then = steps, free, missing, then
-        self._most = most  # helpers at once
+    def __init__(self, pool: InterOpPool) -> None:
+        self._steps, self._free, self._then = pool.steps, pool.free, pool.then
+        self._missing = list(pool.missing)
+        self._most = pool.helpers  # at once
         self._lock = threading.Lock()
         self._own: list[int] = []  # heaps of ready steps: for the own thread, for any thread
         self._anybodys: list[int] = []
         self._news: SimpleQueue[None] = SimpleQueue()  # to the own thread: a helper has done one
-        self._left = len(steps)
+        self._left = len(pool.steps)
         self._helping = 0  # helpers in the middle of a step
         self._error: BaseException | None = None
         self._over = False
