@@ -172,7 +172,7 @@ def test_bytes_weigh_what_was_hidden(
         small: Clock(0.002, 0.012, 0.012, early),  # as long under way as the large one
         large: Clock(0.01, 0.014, 0.02, False),
     }
-    bound.timing = StepTiming(0.0, 0.03, clocks)
+    bound.timing = bound.communicated = StepTiming(0.0, 0.03, clocks)
     ar.observe.explain(strategy, step)
     told = capsys.readouterr().out
     assert f"communication: the replica waited 6.00 ms of 30.00 ms; {said}" in told
