@@ -249,3 +249,32 @@ def test_a_file_that_rank_0_cannot_write_is_an_error_on_all(tmp_path: Path) -> N
         text = json.loads(result.stdout.splitlines()[-1])
         assert "there is no folder" in text
         assert ("ModelCheckpoint.on_epoch_end raised on rank 0" in text) == (rank == 1)
+
+
+def stops_at_a_nan() -> None:
+    import json
+
+    import numpy as np
+
+    import allreduce as ar
+    from tests.nn.common import blobs, classifier
+
+    strategy = ar.MultiWorkerMirroredStrategy()
+    x, y = blobs(60)
+    with strategy.scope():
+        model, short = classifier(), classifier()
+    short.fit(x[:40], y[:40], 20, shuffle=False, verbose=0)
+    x[41] = np.nan  # rank 0's, in the third batch
+    stop = ar.callbacks.TerminateOnNaN()
+    history = model.fit(x, y, 20, 5, shuffle=False, callbacks=[stop], verbose=0)
+    same = [
+        bool(np.allclose(one, other, rtol=1e-6))
+        for one, other in zip(model.get_weights(), short.get_weights(), strict=True)
+    ]
+    print(json.dumps([history.epoch, same]))
+
+
+def test_a_nan_on_one_rank_ends_all_with_the_weights_of_before() -> None:
+    for result in run_ranks(stops_at_a_nan, 2):
+        assert result.returncode == 0, result.stderr
+        assert json.loads(result.stdout.splitlines()[-1]) == [[0], [True] * 4]

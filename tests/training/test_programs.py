@@ -63,7 +63,8 @@ def in_keras() -> Results:
     if not found or not find_spec("keras"):
         pytest.skip("Keras is not installed, or has no backend that trains")
     code = f"from tests.training.test_programs import *\nrun_all({list(BOTH)!r}, 'keras_library')"
-    environment = {**os.environ, "KERAS_BACKEND": found[0], "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "KERAS_BACKEND": found[0], "PYTHONPATH": path}
     told = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
     )
