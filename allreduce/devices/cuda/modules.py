@@ -21,7 +21,10 @@ BLOCK = 256  # threads
 _MOST_BLOCKS = 1 << 14  # kernels go on in strides of the whole grid
 
 # Of an installed package, and of a clone.
-_FOLDERS = (Path(__file__).parent / "sources", Path(__file__).parents[3] / "kernels" / "cuda")
+_FOLDERS = (
+    Path(__file__).parent / "sources" / "cuda",
+    Path(__file__).parents[3] / "kernels" / "cuda",
+)
 
 _functions: dict[tuple[int, str, str], Any] = {}  # by device, source and name
 _loading = threading.Lock()
