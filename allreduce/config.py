@@ -17,6 +17,7 @@ from allreduce.devices.options import (
     set_pipelining,
     set_shard_everywhere,
     set_soft_device_placement,
+    set_strict_collectives,
 )
 from allreduce.errors import UsageError, unknown_name
 from allreduce.graph.core import pass_switches
@@ -33,6 +34,7 @@ __all__ = [
     "get_pipelining",
     "get_shard_everywhere",
     "get_soft_device_placement",
+    "get_strict_collectives",
     "list_logical_devices",
     "list_physical_devices",
     "passes",
@@ -45,6 +47,7 @@ __all__ = [
     "set_pipelining",
     "set_shard_everywhere",
     "set_soft_device_placement",
+    "set_strict_collectives",
     "threading",
 ]
 
@@ -89,6 +92,11 @@ def get_memory_info(device: str) -> dict[str, int]:
     """Say how many bytes steps use on a logical device: "current", and "peak" so far."""
     memory = devices.lookup(device).memory
     return {"current": memory.used, "peak": memory.peak}
+
+
+def get_strict_collectives() -> bool:
+    """Return whether members compare calls of arrays on GPUs before these are enqueued."""
+    return options.current().strict_collectives
 
 
 def get_soft_device_placement() -> bool:

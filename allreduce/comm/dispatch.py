@@ -11,11 +11,17 @@ from allreduce import _native
 from allreduce.cluster import Store
 from allreduce.comm.arguments import messages
 from allreduce.comm.arguments.checks import Context, Options
-from allreduce.comm.arguments.device_arrays import device_of
+from allreduce.comm.arguments.device_arrays import device_of, prepare_message
 from allreduce.comm.arguments.device_arrays import prepare as prepare_on_device
 from allreduce.comm.arguments.prepare import Prepared, prepare
 from allreduce.comm.calls.call import Call, kind
-from allreduce.comm.core.transport import DeviceTransport, FastTransport, Transport, Work
+from allreduce.comm.core.transport import (
+    DeviceTransport,
+    FastTransport,
+    PreparedOnDevice,
+    Transport,
+    Work,
+)
 from allreduce.comm.failures.reporter import group_text
 from allreduce.devices import Device
 from allreduce.errors import AllreduceError, ClosedError, UnsupportedError, is_interrupt
@@ -172,25 +178,39 @@ class Dispatcher:
         *,
         ordered: bool = False,
     ) -> Callable[[], Work]:
-        """Check a call of arrays that lie on a device; returns a function that starts it.
+        """Check a call of arrays that lie on a device; returns a function that starts it."""
+        transport = self.device_transport(context, device)
+        ready = self.prepare_on_device(context, device, x, options, out, whole)
+        return functools.partial(transport.start_on_device, ready, ordered=ordered)
 
-        Raises:
-            UnsupportedError: The transport carries arrays of the host only.
-        """
-        transport = self.transport
-        if not isinstance(transport, DeviceTransport):
-            raise UnsupportedError(
-                f"{context.where} got an array on {device.name.local}, but transport "
-                f"{transport.name!r} carries arrays in the host's memory; choose transport='nccl', "
-                "or copy the array to the host"
-            )
+    def prepare_on_device(
+        self,
+        context: Context,
+        device: Device,
+        x: Any,
+        options: Options,
+        out: Any,
+        whole: Any = None,
+    ) -> PreparedOnDevice:
+        """Check a call of arrays that lie on a device."""
+        transport = self.device_transport(context, device)
         ready = prepare_on_device(context, device, x, options, out, whole)
         transport.check_carries(context.where, ready.call)
-        return functools.partial(
-            transport.start_on_device,
-            *(ready.call, device, ready.x, ready.out, ready.factor, ready.result),
-            ordered=ordered,
-        )
+        return ready
+
+    def device_transport(self, context: Context, device: Device) -> DeviceTransport:
+        """Return the transport for arrays on a device.
+
+        Raises:
+            UnsupportedError: It carries arrays of the host only.
+        """
+        if not isinstance(self.transport, DeviceTransport):
+            raise UnsupportedError(
+                f"{context.where} got an array on {device.name.local}, but transport "
+                f"{self.transport.name!r} carries arrays in the host's memory; choose "
+                "transport='nccl', or copy the array to the host"
+            )
+        return self.transport
 
     def start_prepared(self, context: Context, ready: Prepared) -> Work:
         """Start a call that has been checked."""
@@ -228,13 +248,26 @@ class Dispatcher:
     def send(self, x: Any, dest: int, tag: int) -> Work:
         """Check and start a send."""
         context = self.context("send")
+        if (device := device_of(x)) is not None:
+            return self._message_on_device(context, device, x, dest, tag)
         return self._begin(context, messages.prepare_send(context, x, dest, tag))
 
     def receive(self, out: Any, source: int, tag: int) -> Work:
         """Check and start a recv."""
         context = self.context("recv")
+        if (device := device_of(out)) is not None:
+            return self._message_on_device(context, device, out, source, tag)
         work = self._begin(context, messages.prepare_recv(context, out, source, tag))
         return messages.Receive(work)
+
+    def _message_on_device(
+        self, context: Context, device: Device, array: Any, peer: Any, tag: Any
+    ) -> Work:
+        """Start a send or recv of an array on a device; these are ordered as collectives are."""
+        transport = self.device_transport(context, device)
+        ready = prepare_message(context, device, array, peer, tag)
+        transport.check_carries(context.where, ready.call)
+        return self.in_order(context, functools.partial(transport.start_on_device, ready))
 
     def _begin(self, context: Context, ready: Prepared) -> Work:
         """Start a message; messages need no order relative to collectives."""

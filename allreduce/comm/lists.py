@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,13 @@ from allreduce.cluster import SilentError
 from allreduce.comm.arguments import call_text, checks, scaling
 from allreduce.comm.arguments.arrays import BorrowedArray, borrow, borrow_out
 from allreduce.comm.arguments.checks import UNSCALED, Context, Options
+from allreduce.comm.arguments.device_arrays import device_of
 from allreduce.comm.arguments.overlap import check_apart
 from allreduce.comm.arguments.prepare import Prepared, new_output, prepare
 from allreduce.comm.calls.call import ROOTED, Array
 from allreduce.comm.core.transport import Work
 from allreduce.comm.dispatch import Dispatcher
+from allreduce.devices import Device
 from allreduce.errors import AllreduceError, MismatchError, ShapeError, UsageError, reworded
 
 # An array of this size or more is not packed. One more call takes about 20 us, and the latency of
@@ -91,6 +94,9 @@ def start(comm: Dispatcher, collective: str, x: Sequence[Any], options: Options,
         out: As many arrays for the results, or None for new ones.
     """
     context = comm.context(collective)
+    device = device_of(*x, *(out or ()))
+    if device is not None:
+        return _start_on_device(comm, context, device, x, options, out)
     request = read(context, x, options, out)
     ready = _prepare(context, request)
     with _item_named(comm, request):
@@ -98,6 +104,23 @@ def start(comm: Dispatcher, collective: str, x: Sequence[Any], options: Options,
         if not works:  # the members still have to agree
             works = [comm.meet(request.options.call_text)]
     return ListWork(comm, context.where, request, works)
+
+
+def _start_on_device(
+    comm: Dispatcher, context: Context, device: Device, x: Sequence[Any], options: Options, out: Any
+) -> Work:
+    """Start a collective on arrays of a device, as one call of the transport."""
+    _check_collective(context)
+    if out is not None and (not isinstance(out, list | tuple) or len(out) != len(x)):
+        raise UsageError(f"{context.where}: out must be a list of {len(x)} arrays")
+    calls = [
+        comm.prepare_on_device(
+            context._replace(item=f"item {i} of the list"), device, each, options, out and out[i]
+        )
+        for i, each in enumerate(x)
+    ]
+    transport = comm.device_transport(context, device)
+    return comm.in_order(context, partial(transport.start_list_on_device, calls))
 
 
 @contextlib.contextmanager
@@ -131,10 +154,7 @@ def _item_named(comm: Dispatcher, request: Request) -> Iterator[None]:
 
 def read(context: Context, x: Sequence[Any], options: Options, out: Any) -> Request:
     """Check a call of a list: each item as if it were passed alone."""
-    if context.collective not in checks.WHOLE:
-        raise UsageError(
-            f"{context.where} takes one array, not a list; lists go to {', '.join(checks.WHOLE)}"
-        )
+    _check_collective(context)
     borrowed = [_borrow(context, i, one, options) for i, one in enumerate(x)]
     arrays = [one.array for one in borrowed]
     targets = None if out is None else _targets(context, borrowed, out)
@@ -143,6 +163,13 @@ def read(context: Context, x: Sequence[Any], options: Options, out: Any) -> Requ
     options = _checked(context, arrays, options)
     gets = context.collective != "reduce" or context.rank == options.root
     return Request(borrowed, out, targets, gets, options, _bundles(arrays))
+
+
+def _check_collective(context: Context) -> None:
+    if context.collective not in checks.WHOLE:
+        raise UsageError(
+            f"{context.where} takes one array, not a list; lists go to {', '.join(checks.WHOLE)}"
+        )
 
 
 def _bundles(arrays: Sequence[Array]) -> list[list[int]]:

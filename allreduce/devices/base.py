@@ -11,7 +11,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -183,6 +183,9 @@ class Device(ABC):
         """As `assign`, but add to the array."""
         target += value
 
+    def check(self) -> None:  # noqa: B027  # few kinds of devices find errors late
+        """Raise what the device's finished work has found wrong in its inputs."""
+
     def constant(self, value: npt.NDArray[Any]) -> Any:
         """Return a host array as one that the device's work can use and nothing changes."""
         return value
@@ -194,6 +197,10 @@ class Device(ABC):
     def host_empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Allocate a host array that copies from the device go to."""
         return np.empty(shape, dtype)
+
+    def keep(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return an array of `host_empty` as one that a program may keep for long."""
+        return array
 
     @abstractmethod
     def stream(self, name: str) -> Stream:
@@ -252,16 +259,12 @@ class Runtime(ABC):
         """Return the kernel of one of the library's operators, called as `Op.cpu` is."""
         return None
 
-    def update(
-        self,
-        rule: Any,  # noqa: ARG002
-        spans: Sequence[tuple[str, slice]],  # noqa: ARG002
-    ) -> Callable[..., None] | None:
+    def update(self, rule: Any, kind: type) -> Callable[..., None] | None:  # noqa: ARG002
         """Return an optimizer's update of a range of an arena, called as its `update` is.
 
         Args:
-            rule: The optimizer.
-            spans: Each variable's path and its part of the range.
+            rule: The optimizer, or a group's view of it.
+            kind: The optimizer's class.
         """
         return None
 

@@ -26,6 +26,7 @@ class Options:
     sync_errors: bool = False  # let each instruction end, and look around it, before the next
     buckets: int | tuple[str, ...] | None = None  # bytes, or first names; None: 4 MiB
     shard_everywhere: bool = False  # sharded updates also without shared memory
+    strict_collectives: bool = False  # compare calls of GPUs' arrays before they start
     pipelining: bool = True  # start collectives and prepare batches before they are awaited
     functions_run_eagerly: bool = False  # compute steps op by op, with values to look at
     floatx: str = "float32"  # the default dtype of layers
@@ -123,6 +124,16 @@ def set_pipelining(enabled: bool) -> None:
     differ.
     """
     _replace(pipelining=_flag("pipelining", enabled))
+
+
+def set_strict_collectives(enabled: bool) -> None:
+    """Choose whether members compare each call of arrays on GPUs before it is enqueued.
+
+    NCCL does not find out that members made different calls, and waits for ever. With this, all of
+    them raise a MismatchError that names both calls; it costs one message per call. Choose it on
+    all ranks. Calls of arrays on the host are always compared.
+    """
+    _replace(strict_collectives=_flag("strict_collectives", enabled))
 
 
 def run_functions_eagerly(run_eagerly: bool) -> None:

@@ -19,7 +19,7 @@ from allreduce.graph import (
 )
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.trace.variable import Variable
-from allreduce.graph.update.update import UpdateRule
+from allreduce.graph.update.update import UpdateRule, Updates
 from allreduce.optim import schedules
 from allreduce.optim.options import AVERAGE, NAMES, Groups, Options, bucket_update, check_options
 
@@ -86,29 +86,25 @@ class Optimizer(UpdateRule):
 
     @property
     def is_elementwise(self) -> bool:
-        """Whether any range may be updated by itself, as in sharded updates."""
-        return not self.is_per_variable
+        """Whether any range may be updated separately, as in sharded updates."""
+        return not self.is_per_variable and self.clip_norm is None and self._is_plain
 
     @property
-    def is_plain(self) -> bool:
-        """Whether `update` and `native` do all that there is to an update."""
-        return self.clip_norm is None and self._updates_at_once
+    def _is_plain(self) -> bool:
+        return self.clip_value is None and self.ema_momentum is None and self.groups is None
 
-    @property
-    def _updates_at_once(self) -> bool:
-        """Whether one call of `update` changes a bucket."""
-        options = (self.clip_value, self.ema_momentum, self.groups)
-        return not self.is_per_variable and all(each is None for each in options)
-
-    def bucket_update(self, spans: Sequence[tuple[str, slice]]) -> Callable[..., None]:
-        """Return a function that updates one bucket, called like `update`.
+    def bucket_update(
+        self, spans: Sequence[tuple[str, slice]], updates: Updates | None = None
+    ) -> Callable[..., None]:
+        """Return a function that updates one bucket, called as `update` is.
 
         Args:
             spans: Each variable's path and its range of the bucket.
+            updates: Finds the update of a kind of device; None for `update` itself.
         """
-        if self._updates_at_once:
-            return self.update
-        return bucket_update(self, spans)
+        if self._is_plain and not self.is_per_variable:
+            return super().bucket_update(spans, updates)
+        return bucket_update(self, spans, updates)
 
     @contextmanager
     def averaged(self, variables: Sequence[Variable]) -> Iterator[None]:

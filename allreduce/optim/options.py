@@ -5,17 +5,19 @@ Where none is set, a bucket is updated by one call of `Optimizer.update`, in one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import numpy as np
 
 from allreduce.devices.integers import integer
-from allreduce.errors import UsageError, unknown_name
+from allreduce.errors import UnsupportedError, UsageError, unknown_name
+from allreduce.graph.update.update import Updates
 from allreduce.optim.checks import checked
 
 Groups = Callable[[str], Mapping[str, Any]]
+_BLOCK = 1 << 14  # elements
 AVERAGE = "weights_average"  # the slot of the weights' average
 
 
@@ -123,6 +125,13 @@ def mean_gradient(gradients: np.ndarray, count: np.ndarray) -> np.ndarray:
     return gradients / count if count[0] > 0 else np.zeros_like(gradients)
 
 
+def mean_blocks(gradients: np.ndarray, count: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+    """Give the mean gradient in blocks that stay in a core's cache, with their ranges."""
+    for first in range(0, len(gradients), _BLOCK):
+        part = slice(first, first + _BLOCK)
+        yield part, mean_gradient(gradients[part], count)
+
+
 @dataclass(frozen=True)
 class Part:
     """A range of a bucket that is updated by one call: one variable, or several of one group."""
@@ -156,10 +165,24 @@ def parts_of(optimizer: Any, spans: Sequence[tuple[str, slice]]) -> list[Part]:
     return found
 
 
-def bucket_update(optimizer: Any, spans: Sequence[tuple[str, slice]]) -> Callable[..., None]:
-    """Make a bucket's update: `Optimizer.update` with the options, per variable."""
+def bucket_update(
+    optimizer: Any, spans: Sequence[tuple[str, slice]], updates: Updates | None = None
+) -> Callable[..., None]:
+    """Make a bucket's update: `Optimizer.update` with the options, per variable.
+
+    Raises:
+        UnsupportedError: A kind of device has no kernel for an option.
+    """
     parts = parts_of(optimizer, spans)
     limit, momentum = optimizer.clip_value, optimizer.ema_momentum
+    if updates is not None and (limit is not None or momentum is not None):
+        option = "clip_value" if limit is not None else "ema_momentum"
+        raise UnsupportedError(
+            f"{type(optimizer).__name__}({option}=…) has no kernel for this kind of device; leave "
+            'it out, or place the variables on ar.device("CPU:0")'
+        )
+    kind = type(optimizer)
+    run = [each.rule.update if updates is None else updates(each.rule, kind) for each in parts]
 
     def update(
         parameters: np.ndarray,
@@ -170,9 +193,9 @@ def bucket_update(optimizer: Any, spans: Sequence[tuple[str, slice]]) -> Callabl
     ) -> None:
         if limit is not None:
             np.clip(gradients, -limit * count, limit * count, out=gradients)
-        for each in parts:
+        for each, change in zip(parts, run, strict=True):
             own = {name: array[each.part] for name, array in slots.items() if name != AVERAGE}
-            each.rule.update(parameters[each.part], gradients[each.part], own, count, step)
+            change(parameters[each.part], gradients[each.part], own, count, step)
         if momentum is not None:
             average = slots[AVERAGE]
             kept = momentum if step > 1 else 0.0

@@ -172,8 +172,8 @@ class FarRuntime(Runtime):
     def open(self, name: DeviceName, physical: int) -> FarDevice:
         return FarDevice(name)
 
-    def update(self, rule: Any, spans: Any) -> Callable[..., None]:
-        update: Callable[..., None] = rule.bucket_update(spans)
+    def update(self, rule: Any, kind: type) -> Callable[..., None]:
+        update: Callable[..., None] = rule.update
         return update
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +51,13 @@ found = {
     "of the host": comm.all_reduce(np.arange(3.0)).tolist(),
     "object": comm.all_gather_object({"rank": rank}),
 }
+found["list"] = [here(each) for each in comm.all_reduce([f, g], op="max", out=[f, g])]
+f = there(x.astype(np.float32))
+if rank:
+    comm.send(f, 0)
+else:
+    found["message"] = here(comm.recv(there(np.zeros(6, np.float32)), 1))
+found["split"] = here(comm.split(0, -rank).all_gather(f))
 work = comm.all_reduce(f, async_op=True)
 compute = gpu.own("compute")
 found["asynchronous"] = here(work.synchronize(compute))
@@ -63,6 +72,7 @@ print(json.dumps(found), flush=True)
 """
 
 WRONG = {
+    "comm.recv(f, tag=3)": "NCCL matches messages by their order alone",
     "comm.all_reduce(f, op='bitwise_xor')": "bitwise_xor does not carry float32",
     "comm.all_reduce(f, out=np.zeros(6, np.float32))": "out lies in the host's memory",
     "comm.all_reduce(f, out=there(np.zeros(5, np.float32)))": "out must have shape (6,)",
@@ -113,6 +123,8 @@ FIRST, SECOND = [0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6]
         "all_to_all": [FIRST[:3] + SECOND[:3], FIRST[3:] + SECOND[3:]],
         "of the host": [[0.0, 2.0, 4.0]] * 2,
         "object": [[{"rank": 0}, {"rank": 1}]] * 2,
+        "list": [[SECOND, SUM]] * 2,
+        "split": [SECOND + FIRST] * 2,
         "asynchronous": [SUM, SUM],
     }.items(),
 )
@@ -120,6 +132,49 @@ def test_results_are_numpys(
     found: list[dict[str, object]], name: str, results: list[object]
 ) -> None:
     assert sorted(both(found, name), key=str) == sorted(results, key=str)
+
+
+def test_messages_arrive(found: list[dict[str, object]]) -> None:
+    assert [each["message"] for each in found if "message" in each] == [SECOND]
+
+
+FAILING = """
+import os, sys
+import numpy as np
+import allreduce as ar
+from allreduce import devices
+
+ar.config.set_strict_collectives("strict" in sys.argv)
+comm, gpu = ar.init(timeout=30), devices.lookup("GPU:0")
+x = gpu.allocate(16).array(np.float32, (4,))
+comm.all_reduce(x)
+try:
+    if comm.rank:
+        if "dies" in sys.argv:
+            os._exit(3)
+        comm.all_reduce(x[:3])
+    comm.all_reduce(x)
+except ar.AllreduceError as error:
+    print(f"{type(error).__name__}: {error}", flush=True)
+    os._exit(0)
+"""
+
+
+def _failing(folder: Path, *how: str) -> str:
+    script = folder / "failing.py"
+    script.write_text(FAILING)
+    command = [sys.executable, "-m", "allreduce.run", "-n", "2", str(script), *how]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100).stdout
+
+
+def test_a_dead_member_is_named(tmp_path: Path) -> None:
+    assert re.search(r"PeerLostError: .*rank 0: rank 1 .*is gone", _failing(tmp_path, "dies"))
+
+
+def test_different_calls_are_named_on_both_ranks(tmp_path: Path) -> None:
+    said = _failing(tmp_path, "strict")
+    assert said.count("MismatchError") == 2
+    assert said.count("float32[3]") == said.count("float32[4]") == 2
 
 
 @pytest.mark.parametrize(("call", "text"), WRONG.items())

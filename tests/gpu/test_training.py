@@ -78,11 +78,18 @@ def test_one_process_trains_on_all_gpus(on_cpus: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    "optimizer", ["ar.optim.SGD(0.05, momentum=0.9, nesterov=True)", "ar.optim.AdamW(2e-3)"]
+    "optimizer",
+    [
+        "SGD(0.05, momentum=0.9, nesterov=True)",
+        "RMSprop(1e-3, momentum=0.5, centered=True)",
+        "Lamb(2e-3)",  # updates one variable at a time
+        "AdamW(2e-3, groups=lambda path: {'weight_decay': 0.0} if 'bias' in path else {})",
+    ],
 )
 def test_optimizers_update_as_on_cpus(optimizer: str) -> None:
     (_, here), (_, there) = (
-        train(f"ar.MirroredStrategy([{name!r}])", optimizer) for name in ("CPU:0", "GPU:0")
+        train(f"ar.MirroredStrategy([{name!r}])", f"ar.optim.{optimizer}")
+        for name in ("CPU:0", "GPU:0")
     )
     np.testing.assert_allclose(there, here, rtol=2e-4, atol=1e-6)
 

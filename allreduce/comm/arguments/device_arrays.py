@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from allreduce.comm.arguments import scaling
+from allreduce.comm.arguments import checks, scaling
 from allreduce.comm.arguments.checks import UNSCALED, Context, Options
 from allreduce.comm.arguments.prepare import checked_options, describe, result_shape
-from allreduce.comm.calls.call import Call
+from allreduce.comm.calls.call import ANY, Call
+from allreduce.comm.core.transport import PreparedOnDevice
 from allreduce.devices import Device, owner
-from allreduce.errors import ShapeError, UsageError
+from allreduce.errors import ShapeError, UnsupportedError, UsageError
 
 _TO_ROOT = ("reduce", "gather")
-
-
-@dataclass(frozen=True)
-class PreparedOnDevice:
-    """A checked call of a device's arrays.
-
-    Attributes:
-        call: The call.
-        device: The device of the arrays.
-        x: The input, contiguous; None on members that only receive.
-        out: The output; None on members that get no result.
-        factor: What a sum or mean is multiplied by.
-        result: What the caller gets.
-    """
-
-    call: Call
-    device: Device
-    x: Any
-    out: Any
-    factor: float
-    result: Callable[[], Any]
 
 
 def device_of(*arrays: Any) -> Device | None:
@@ -74,6 +52,29 @@ def prepare(
     factor = 1.0 if options.scale is UNSCALED else _product(context, options, dtype)
     target = out
     return PreparedOnDevice(call, device, x, out, factor, lambda: target)
+
+
+def prepare_message(
+    context: Context, device: Device, array: Any, peer: Any, tag: Any
+) -> PreparedOnDevice:
+    """Check the arguments of a send or recv.
+
+    Raises:
+        UnsupportedError: A recv leaves the source open, or a tag is given.
+    """
+    sends = context.collective == "send"
+    _check(context, "the array", array, device)
+    if tag not in (0, ANY) or (not sends and peer == ANY):
+        raise UnsupportedError(
+            f"{context.where}: NCCL matches messages by their order alone; name source= and leave "
+            "tag= out, or copy the array to the host"
+        )
+    root = checks.check_root(context, peer)
+    call = Call(
+        context.collective, None, str(array.dtype), int(array.size), root, context.group, tag=0
+    )
+    found = None if sends else array
+    return PreparedOnDevice(call, device, array if sends else None, found, 1.0, lambda: found)
 
 
 def _check(context: Context, name: str, array: Any, device: Device) -> None:

@@ -9,7 +9,8 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -280,33 +281,42 @@ class MappedTransport(Protocol):
         """Return a member's bytes at the place of an array of symmetric memory."""
 
 
+@dataclass(frozen=True)
+class PreparedOnDevice:
+    """A checked call of a device's arrays.
+
+    Attributes:
+        call: The call.
+        device: The device of the arrays.
+        x: The input, contiguous; None on members that only receive.
+        out: The output; None on members that get no result.
+        factor: The number that a sum or mean is multiplied by.
+        result: Returns the caller's result.
+    """
+
+    call: Call
+    device: Device
+    x: Any
+    out: Any
+    factor: float
+    result: Callable[[], Any]
+
+
 @runtime_checkable
 class DeviceTransport(Protocol):
     """A transport that also carries arrays on devices with memory of their own."""
 
-    def start_on_device(
-        self,
-        call: Call,
-        device: Device,
-        x: Any,
-        out: Any,
-        factor: float,
-        result: Callable[[], Any],
-        *,
-        ordered: bool = False,
-    ) -> Work:
-        """Enqueue a call on the device.
+    def start_on_device(self, ready: PreparedOnDevice, *, ordered: bool = False) -> Work:
+        """Enqueue a call on its device.
 
         Args:
-            call: The call.
-            device: The device of the arrays.
-            x: The contribution, contiguous.
-            out: The output, contiguous.
-            factor: What a sum or mean is multiplied by.
-            result: Returns what the work's wait returns.
+            ready: The checked call.
             ordered: Whether the device's collective stream waits for the work that the call depends
                 on already; otherwise it is put behind all that the device was given before.
         """
+
+    def start_list_on_device(self, calls: Sequence[PreparedOnDevice]) -> Work:
+        """Enqueue several calls as one; its result is the list of theirs."""
 
     def check_carries(self, where: str, call: Call) -> None:
         """Refuse a call whose dtype or operator it does not carry on devices."""

@@ -208,11 +208,34 @@ class CudaDevice(Device):
     def host_empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         return self.card.pinned.array(shape, dtype)
 
+    def keep(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.array(array)  # pinned memory is scarce, and wanted for the next copies
+
     def wrong_row(self) -> Any:
         """Return where kernels note a row with a wrong label, counted from 1; 0 if none has one."""
         if self._wrong_row is None:
             self._wrong_row = self.allocate(4).array(np.int32, (1,))
         return self._wrong_row
+
+    def check(self) -> None:
+        """Raise an error if a kernel has met a wrong label.
+
+        Raises:
+            UsageError: It has; names the row.
+        """
+        if self._wrong_row is None:
+            return
+        on = self._stream(None)
+        staged = self.host_empty((1,), np.int32)
+        self.copy(staged, self._wrong_row)
+        if row := int(staged[0]):
+            self.enter()
+            call(api.cuMemsetD8Async, arrays.pointer(self._wrong_row), 0, 4, on.handle)
+            on.synchronize()
+            raise UsageError(
+                f"the label in row {row - 1} of the replica's batch, on {self.name.local}, is "
+                "negative, or not below the number of classes; its loss is NaN"
+            )
 
     def synchronize(self) -> None:
         """Block the calling thread until all work on its own streams is finished."""

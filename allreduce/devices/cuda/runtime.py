@@ -85,12 +85,8 @@ class CudaRuntime(Runtime):
     def kernel(self, operator: str) -> Callable[..., object] | None:
         return _kernel(operator) if operator in KERNELS else None
 
-    def update(
-        self,
-        rule: Any,
-        spans: Sequence[tuple[str, slice]],  # noqa: ARG002
-    ) -> Callable[..., None] | None:
-        name = _updater(type(rule))
+    def update(self, rule: Any, kind: type) -> Callable[..., None] | None:
+        name = _updater(kind)
         if name not in UPDATES:
             return None
         found: Callable[..., None] = getattr(_module("optimizers"), UPDATES[name])(rule)

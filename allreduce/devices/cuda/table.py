@@ -49,4 +49,9 @@ KERNELS: dict[str, tuple[str, str]] = {
 UPDATES: dict[str, str] = {
     "SGD": "sgd",
     "Adam": "adam",
+    "Adagrad": "adagrad",
+    "RMSprop": "rmsprop",
+    "Lion": "lion",
+    "LARS": "lars",
+    "Lamb": "lamb",
 }

@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.devices import Event
+from allreduce.devices import Device, Event
 
 
 class Fetched:
     """A host array that a device copy fills."""
 
-    __slots__ = ("_array", "_event")
+    __slots__ = ("_array", "_device", "_event")
 
-    def __init__(self, array: np.ndarray, event: Event) -> None:
+    def __init__(self, array: np.ndarray, event: Event, device: Device) -> None:
         self._array = array
         self._event = event
+        self._device: Device | None = device
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -32,6 +33,10 @@ class Fetched:
     def wait(self) -> np.ndarray:
         """Wait for the copy; returns the array."""
         self._event.synchronize()
+        if self._device is not None:
+            self._device.check()
+            self._array = self._device.keep(self._array)
+            self._device = None
         return self._array
 
 

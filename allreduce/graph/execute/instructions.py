@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,6 @@ from allreduce.graph.core.node import Node, blame
 from allreduce.graph.core.op_table import located, lookup
 from allreduce.graph.debug.memory_guards import beside, watched_inputs
 from allreduce.graph.execute.frame import Frame, Step
-from allreduce.graph.execute.gradient_norm import all_reduce_norm, gradient_norm
 from allreduce.graph.execute.instrument import watched
 from allreduce.graph.execute.reports import end
 from allreduce.graph.execute.sharded_instructions import (
@@ -33,6 +34,7 @@ from allreduce.graph.trace.printing import say
 from allreduce.graph.update.step_checksum import begin_update
 from allreduce.graph.update.update import UpdateRule
 
+_BLOCK = 1 << 20  # elements
 _CHANGES = ("assign", "update_bucket")  # of variables that other programs use
 
 
@@ -229,7 +231,6 @@ def _named(frame: Frame, node: Node) -> dict[str, Any]:
 
 def _update_bucket(frame: Frame, node: Node) -> Step:
     arena, bucket, rule = frame.arena(node), node.attrs["bucket"], node.attrs["rule"]
-    plan = node.attrs["plan"]
     part = slice(bucket.parameters_start, bucket.stop)
     parameters, gradients = arena.parameters[part], arena.gradients[part]
     slots = {name: array[part] for name, array in arena.slots.items()}
@@ -239,8 +240,6 @@ def _update_bucket(frame: Frame, node: Node) -> Step:
     begin = frame.queues.behind(node, begin_update) if is_first else begin_update
 
     def run() -> None:
-        if arena.loaded:  # others have read the old slots, as they have begun this step
-            plan.settle(arena)
         begin(arena, checksum, is_first)
         update(parameters, gradients, slots, count, arena.iterations)
 
@@ -248,22 +247,61 @@ def _update_bucket(frame: Frame, node: Node) -> Step:
 
 
 def _update_of(node: Node, spans: Sequence[tuple[str, slice]]) -> Callable[..., None]:
-    """Return what updates a bucket on a node's device.
-
-    Raises:
-        UnsupportedError: That kind of device has no kernel for it.
-    """
+    """Return the function that updates a bucket on a node's device."""
     rule: UpdateRule = node.attrs["rule"]
     assert node.device is not None, node
     if node.device.on_host:
         return rule.bucket_update(spans)
-    found = runtime(str(node.device.kind)).update(rule, spans)
+    if rule.clip_norm is not None:
+        raise UnsupportedError(
+            f"{node.source}: clip_norm has no kernel for {node.device.kind}; leave it out, or "
+            'place the variables on ar.device("CPU:0")'
+        )
+    return rule.bucket_update(spans, partial(_device_update, node))
+
+
+def _device_update(node: Node, rule: Any, kind: type) -> Callable[..., None]:
+    """Find the update that a node's kind of device has for an optimizer.
+
+    Raises:
+        UnsupportedError: It has none.
+    """
+    assert node.device is not None, node
+    found = runtime(str(node.device.kind)).update(rule, kind)
     if found is None:
         raise UnsupportedError(
-            f"{node.source}: {type(rule).__name__} has no kernel for {node.device.kind}; place the "
+            f"{node.source}: {kind.__name__} has no kernel for {node.device.kind}; place the "
             'variables on ar.device("CPU:0"), or use another optimizer'
         )
     return found
+
+
+def _gradient_norm(frame: Frame, node: Node) -> Step:
+    """Divide by more than the count where the mean gradients' norm is above the rule's limit.
+
+    Updates divide by it anyway, so that clipping costs one pass that reads, and none that writes.
+    """
+    arena, rule = frame.arena(node), node.attrs["rule"]
+    gradients = arena.gradients[arena.layout.header :]
+
+    def measure() -> None:
+        norm = math.sqrt(sum(float(np.dot(each, each)) for each in _blocks(gradients)))
+        count = float(arena.count[0])
+        limit = rule.clip_norm * count
+        arena.divisor[0] = count * (norm / limit) if norm > limit > 0 else count
+
+    start = frame.queues.on(node, measure)
+
+    def run() -> None:
+        start()
+
+    return run
+
+
+def _blocks(array: np.ndarray) -> Iterator[np.ndarray]:
+    """Cut an array into parts that BLAS sums up without losing digits."""
+    for first in range(0, len(array), _BLOCK):
+        yield array[first : first + _BLOCK]
 
 
 def _send(frame: Frame, node: Node) -> Step:
@@ -366,8 +404,7 @@ _BUILDERS: dict[str, Callable[[Frame, Node], Step]] = {
     "store_count": _store,
     "clear_gradients": _clear_gradients,
     "all_reduce_bucket": _all_reduce_bucket,
-    "gradient_norm": gradient_norm,
-    "all_reduce_norm": all_reduce_norm,
+    "gradient_norm": _gradient_norm,
     "update_bucket": _update_bucket,
     "update_slices": update_slices,
     "reduce_scatter_bucket": reduce_scatter_bucket,

@@ -91,8 +91,9 @@ class Outputs:
 
     def fetch(self, node: Node, array: np.ndarray, copied: Event) -> None:
         """Record a started copy to the host."""
-        self._copied[node.id].read_until(copied)
-        self._fetched[node.id] = Fetched(array, copied)
+        output = self._copied[node.id]
+        output.read_until(copied)
+        self._fetched[node.id] = Fetched(array, copied, output.device)
 
     def of(self, values: Mapping[int, np.ndarray]) -> list[Output]:
         """Return the outputs of a step that has ended, each in memory that nothing else uses."""
@@ -131,7 +132,7 @@ class DeviceOutput:
         self, node: Node, shape: tuple[int, ...], device: Callable[[DeviceName], Device]
     ) -> None:
         assert node.device is not None, node
-        self._device = device(node.device)
+        self.device = device(node.device)
         self._shape, self._dtype = shape, node.spec.dtype
         self.nbytes = prod(shape) * node.spec.dtype.itemsize
         self._contents = describe_value(node, shape)
@@ -144,7 +145,7 @@ class DeviceOutput:
                 buffer, _ = self._pieces.pop(index)
                 break
         else:
-            buffer = self._device.allocate(self.nbytes, [(self.nbytes, self._contents)])
+            buffer = self.device.allocate(self.nbytes, [(self.nbytes, self._contents)])
         self._pieces.append((buffer, []))
         return buffer.array(self._dtype, self._shape)
 

@@ -29,6 +29,10 @@ _LINEAR = ("add", "subtract", "negative", "cast")
 _warned: set[str] = set()  # the lines whose reduced losses were warned of
 
 
+# From a rule, or a group's view of one, and the rule's class to an update called as the rule's is.
+Updates = Callable[[Any, type], Callable[..., None]]
+
+
 @dataclass(frozen=True, slots=True)
 class NativeUpdate:
     """A rule's update of one range of an arena, for where gradients are reduced.
@@ -65,11 +69,6 @@ class UpdateRule(ABC):
     @property
     def is_elementwise(self) -> bool:
         """Whether any range may be updated separately, as in sharded updates."""
-        return True
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether `update` and `native` do all that there is to an update."""
         return self.clip_norm is None
 
     @abstractmethod
@@ -97,14 +96,16 @@ class UpdateRule(ABC):
 
     def bucket_update(
         self,
-        spans: Sequence[tuple[str, slice]],  # noqa: ARG002  # for rules that treat variables differently
+        spans: Sequence[tuple[str, slice]],  # noqa: ARG002  # of rules that tell variables apart
+        updates: Updates | None = None,
     ) -> Callable[..., None]:
-        """Return a function that updates one bucket, called like `update`.
+        """Return a function that updates one bucket, called as `update` is.
 
         Args:
             spans: Each variable's path and its range of the bucket.
+            updates: Finds the update of a kind of device; None for `update` itself.
         """
-        return self.update
+        return self.update if updates is None else updates(self, type(self))
 
     def native(
         self,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from nccl.bindings import nccl as api
 from numpy.typing import NDArray
 
 from allreduce.comm.calls.call import Call
+from allreduce.comm.core.transport import PreparedOnDevice
 from allreduce.comm.transports.nccl import library
 from allreduce.devices import Device, Event
 from allreduce.errors import InternalError, TimeoutError
@@ -101,26 +102,26 @@ class NcclMember:
                         self.stream.wait(event)
             yield
 
-    def enqueue(
-        self, call: Call, x: Any, out: Any, factor: float = 1.0, *, ordered: bool = False
-    ) -> Event:
-        """Enqueue a collective; returns the event of its end.
+    def enqueue(self, calls: Sequence[PreparedOnDevice], *, ordered: bool = False) -> Event:
+        """Enqueue collectives as one call; returns the event of its end.
 
         Args:
-            call: The call.
-            x: Its input on the device.
-            out: Its output.
-            factor: What a sum or mean is multiplied by.
-            ordered: Whether the stream is behind the work that the call depends on already.
+            calls: The checked calls.
+            ordered: Whether the stream is behind the work that they depend on already.
         """
         with self.enqueuing(ordered):
-            op = self._operator(call, factor)
+            operators = [self._operator(each.call, each.factor) for each in calls]
             try:
-                _CALLS[call.collective](self, call, _address(x), _address(out), op)
+                with _group() if len(calls) > 1 else nullcontext():
+                    for each, op in zip(calls, operators, strict=True):
+                        start = _CALLS[each.call.collective]
+                        start(self, each.call, _address(each.x), _address(each.out), op)
             finally:
-                if factor != 1.0:
-                    api.red_op_destroy(op, self.handle)
-            ended: Event = self.stream.hold(x, out)
+                for each, op in zip(calls, operators, strict=True):
+                    if each.factor != 1.0:
+                        api.red_op_destroy(op, self.handle)
+            arrays = [array for each in calls for array in (each.x, each.out)]
+            ended: Event = self.stream.hold(*arrays)
             return ended
 
     def _operator(self, call: Call, factor: float) -> int:

@@ -34,4 +34,9 @@ def open_nccl(
             f"[nccl] {world.called()}: transport 'nccl' is for GPUs, but {absence('GPU')}"
         )
     opened = control(world, local_members, name=name, timeout=timeout)
-    return [NcclTransport(each, name, timeout) for each in opened]
+    lives = world.check_lives if world.size > 1 else _nobody_else
+    return [NcclTransport(each, name, timeout, lives) for each in opened]
+
+
+def _nobody_else(seconds: float) -> None:
+    """Find no death in a world of one process."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,14 @@ from allreduce.comm.calls.call import Array, Call
 from allreduce.comm.calls.members import MemberInfo
 from allreduce.comm.calls.plan import Plan
 from allreduce.comm.core import progress
-from allreduce.comm.core.transport import Transport, Work
-from allreduce.devices import Device, Event
-from allreduce.errors import ClosedError, TimeoutError
+from allreduce.comm.core.transport import PreparedOnDevice, Transport, Work
+from allreduce.devices import Device, Event, options
+from allreduce.errors import ClosedError, PeerLostError, TimeoutError
 
 _SPIN_SECONDS = 0.0005  # of a wait, without sleeping
 _SLEEP_SECONDS = 0.0002
+_NEWS_SECONDS = 1.0  # for the store to learn of a death that NCCL has seen
+_LIVES_SECONDS = 0.25  # between questions to the store about members that have died
 _CHECK_SECONDS = 0.05  # between looks at errors of NCCL and of other members
 
 
@@ -35,12 +37,16 @@ class NcclTransport(Transport):
         control: Its member of the control plane.
         group: The communicator's name.
         timeout: Limit for any wait, in seconds.
+        lives: Raises if a process has died, or its death becomes known within so many seconds.
     """
 
     name = "nccl"
 
-    def __init__(self, control: Transport, group: str, timeout: float) -> None:
+    def __init__(
+        self, control: Transport, group: str, timeout: float, lives: Callable[[float], None]
+    ) -> None:
         self.control = control
+        self._lives, self._asked = lives, 0.0
         self.index = control.index
         self.any_thread = control.any_thread
         self._group, self._timeout = group, timeout
@@ -68,22 +74,21 @@ class NcclTransport(Transport):
     ) -> Callable[[], Work]:
         return self.control.bind(call, x, out, result)
 
-    def start_on_device(
-        self,
-        call: Call,
-        device: Device,
-        x: Any,
-        out: Any,
-        factor: float,
-        result: Callable[[], Any],
-        *,
-        ordered: bool = False,
+    def start_on_device(self, ready: PreparedOnDevice, *, ordered: bool = False) -> NcclWork:
+        return self._enqueue([ready], ready.result, ordered)
+
+    def start_list_on_device(self, calls: Sequence[PreparedOnDevice]) -> NcclWork:
+        return self._enqueue(calls, lambda: [each.result() for each in calls], False)
+
+    def _enqueue(
+        self, calls: Sequence[PreparedOnDevice], result: Callable[[], Any], ordered: bool
     ) -> NcclWork:
-        """Start a call of a device's arrays; see `NcclMember.enqueue`."""
         self.admit()
         self.check_alive()
-        member = self.member(device)
-        return NcclWork(self, member.enqueue(call, x, out, factor, ordered=ordered), result)
+        member = self.member(calls[0].device)
+        if options.current().strict_collectives:
+            self._compare(", ".join(str(each.call) for each in calls))
+        return NcclWork(self, member.enqueue(calls, ordered=ordered), result)
 
     def check_carries(self, where: str, call: Call) -> None:
         from allreduce.comm.transports.nccl import library
@@ -113,6 +118,15 @@ class NcclTransport(Transport):
         )
         self._meet("barrier", None, "finish it")
         return made
+
+    def _compare(self, text: str) -> None:
+        """Compare a call's text with the other members' before it is enqueued.
+
+        Raises:
+            MismatchError: They differ; the message has both.
+        """
+        same = Call("barrier", None, "none", 0, None, self._group, call_text=text)
+        self.control.start(same, None, None, lambda: None).wait()
 
     def _meet(self, collective: str, array: NDArray[Any] | None, text: str) -> None:
         count, dtype = (0, "none") if array is None else (array.size, str(array.dtype))
@@ -170,9 +184,25 @@ class NcclTransport(Transport):
             self.control.check_alive()
         status = self._member.status()
         if status and status != "InProgress":
+            self._check_lives(_NEWS_SECONDS)
             self._fail(f"NCCL reported {status}")
+        if time.monotonic() - self._asked > _LIVES_SECONDS:
+            self._asked = time.monotonic()
+            self._check_lives(0.0)
         if waited > timeout:
             self._fail(f"an NCCL call was not complete after {waited:.3g} s", late=True)
+
+    def _check_lives(self, seconds: float) -> None:
+        """Raise if the job has lost a member, or learns of it within `seconds`.
+
+        Raises:
+            PeerLostError: It has; names the member.
+        """
+        try:
+            self._lives(seconds)
+        except PeerLostError as error:
+            self.abort(str(error))
+            raise
 
     def _fail(self, reason: str, late: bool = False) -> None:
         where = f"[nccl] {self.called(self.index)}"

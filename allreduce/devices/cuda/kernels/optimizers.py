@@ -6,9 +6,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from allreduce.devices.cuda.arrays import pointer
 from allreduce.devices.cuda.kernels.layout import suffix
 from allreduce.devices.cuda.modules import blocks, launch
+from allreduce.devices.cuda.streams import current_stream
 
 Update = Callable[[Any, Any, Mapping[str, Any], Any, int], None]
 
@@ -27,8 +30,12 @@ def _run(name: str, parameters: Any, arrays: list[Any], numbers: list[float], mo
         launch(
             *("optimizers", f"{name}_{suffix(parameters.dtype)}", blocks(parameters.size)),
             f"{'P ' * (1 + len(arrays))}{more} q",
-            *(pointer(parameters), *map(pointer, arrays), *numbers, parameters.size),
+            *(pointer(parameters), *map(_pointer, arrays), *numbers, parameters.size),
         )
+
+
+def _pointer(array: Any) -> int:
+    return 0 if array is None else pointer(array)
 
 
 def sgd(rule: Any) -> Update:
@@ -55,3 +62,71 @@ def adam(rule: Any) -> Update:
         _run("adam", p, [g, slots["m"], slots["v"], count], numbers, "d d d d d")
 
     return update
+
+
+def adagrad(rule: Any) -> Update:
+    """Return the update of Adagrad."""
+
+    def update(p: Any, g: Any, slots: Mapping[str, Any], count: Any, step: int) -> None:
+        numbers = [rule.rate(step), rule.initial_accumulator_value + rule.epsilon]
+        _run("adagrad", p, [g, slots["accumulator"], count], numbers, "d d")
+
+    return update
+
+
+def rmsprop(rule: Any) -> Update:
+    """Return the update of RMSprop."""
+
+    def update(p: Any, g: Any, slots: Mapping[str, Any], count: Any, step: int) -> None:
+        arrays = [g, slots["velocity"], slots.get("mean"), slots.get("momentum"), count]
+        numbers = [rule.rate(step), rule.rho, rule.momentum, rule.epsilon]
+        _run("rmsprop", p, arrays, numbers, "d d d d")
+
+    return update
+
+
+def lion(rule: Any) -> Update:
+    """Return the update of Lion."""
+
+    def update(p: Any, g: Any, slots: Mapping[str, Any], count: Any, step: int) -> None:
+        numbers = [rule.rate(step), rule.beta_1, rule.beta_2, rule.weight_decay]
+        _run("lion", p, [g, slots["m"], count], numbers, "d d d d")
+
+    return update
+
+
+def lars(rule: Any) -> Update:
+    """Return the update of LARS, of one variable."""
+
+    def update(p: Any, g: Any, slots: Mapping[str, Any], count: Any, step: int) -> None:
+        norms = _norms("lars", p, [g, count], [])
+        numbers = [rule.rate(step), rule.momentum, rule.weight_decay, rule.trust_coefficient]
+        _run("lars", p, [g, slots["momentum"], count, norms], numbers, "d d d d")
+
+    return update
+
+
+def lamb(rule: Any) -> Update:
+    """Return the update of LAMB, of one variable."""
+
+    def update(p: Any, g: Any, slots: Mapping[str, Any], count: Any, step: int) -> None:
+        fixes = [1 - rule.beta_1**step, 1 - rule.beta_2**step]
+        m, v = slots["m"], slots["v"]
+        settings = [rule.beta_1, rule.beta_2, rule.epsilon, rule.weight_decay]
+        norms = _norms("lamb", p, [g, m, v, count], [*settings, *fixes])
+        numbers = [rule.rate(step), rule.epsilon, rule.weight_decay, *fixes]
+        _run("lamb", p, [m, v, norms], numbers, "d d d d d")
+
+    return update
+
+
+def _norms(name: str, parameters: Any, arrays: list[Any], numbers: list[float]) -> Any:
+    """Launch the kernel that computes a variable's two norms; returns where they are."""
+    norms = current_stream().device.scratch((2,), np.float64)
+    pointers = [parameters, *arrays, norms]
+    launch(
+        *("optimizers", f"{name}_norms_{suffix(parameters.dtype)}", 1),
+        f"{'P ' * len(pointers)}{'d ' * len(numbers)}q",
+        *(*map(pointer, pointers), *numbers, parameters.size),
+    )
+    return norms
