@@ -20,6 +20,10 @@ Y = np.tanh(X @ np.random.default_rng(4).normal(size=(6, 2))).astype(np.float32)
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"optimizer": lambda: optim.SGD(0.1)},
     "clipped": {"optimizer": lambda: optim.AdamW(0.01, epsilon=1e-3, clip_norm=0.05)},
+    "clipped in slices": {
+        "optimizer": lambda: optim.AdamW(0.01, epsilon=1e-3, clip_norm=0.05),
+        "units": 400,
+    },
     "sharded": {"optimizer": lambda: optim.Adam(0.01, epsilon=1e-3), "units": 400},
     "per variable": {"optimizer": lambda: optim.Lamb(0.01, epsilon=1e-3)},
     "scheduled": {"optimizer": lambda: optim.SGD(optim.schedules.ExponentialDecay(0.2, 2, 0.5))},

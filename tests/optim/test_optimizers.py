@@ -269,11 +269,11 @@ def trained(optimizer: Any, strategy: Any) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_any_number_of_ranks_trains_alike(ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "transport"), [(2, "shared"), (4, "shared"), (3, "tcp")])
+def test_any_number_of_ranks_trains_alike(ranks: int, transport: str) -> None:
     import json
 
-    results = run_ranks(_PROGRAM, ranks)
+    results = run_ranks(_PROGRAM, ranks, env={"ALLREDUCE_TRANSPORT": transport})
     (line,) = [line for each in results for line in each.stdout.splitlines() if line[:1] == "{"]
     found = json.loads(line)
     for name, (make, _) in CASES.items():
