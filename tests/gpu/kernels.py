@@ -53,7 +53,9 @@ def run(
     packed: list[bytes] = []
     for argument in arguments:
         if isinstance(argument, np.ndarray):
-            memory = int(call(driver.cuMemAlloc(argument.nbytes + 256)))
+            memory = int(
+                call(driver.cuMemAlloc(max(1, argument.nbytes + skip * argument.itemsize)))
+            )
             at = memory + skip * argument.itemsize
             if argument.nbytes:
                 call(driver.cuMemcpyHtoD(at, argument.ctypes.data, argument.nbytes))

@@ -1,8 +1,10 @@
-// A libnvrtc.so.12 whose "cubins" are host builds: g++ compiles the source after host_cuda.h.
+// A libnvrtc.so.12 whose "cubins" are host builds: g++ compiles the source
+// after host_cuda.h.
 //
-// The bytes are an ELF shared library, which the stand-in driver loads as a module. Builds are
-// cached by the text of the source, of the headers beside it, and of the engine. The real NVRTC
-// compiles the same files in another test.
+// The bytes are an ELF shared library, which the stand-in driver loads as a
+// module. Builds are cached by the text of the source, of the headers beside
+// it, and of the engine. The real NVRTC compiles the same files in another
+// test.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <nvrtc.h>
@@ -42,7 +44,8 @@ fs::path folder() {
 std::string quoted(const std::string& text) { return "'" + text + "'"; }
 
 struct Options {
-  std::string flags, headers;  // headers: the text of all .cuh files that can be included
+  std::string flags,
+      headers;  // headers: the text of all .cuh files that can be included
 };
 
 Options read_options(int count, const char* const* options) {
@@ -79,8 +82,9 @@ int run_compiler(const std::string& arguments, std::string* printed) {
   return pclose(pipe);
 }
 
-// Describes each kernel of a source to the driver. Macros may have made them, so it is preprocessed
-// first, without host_cuda.h, which defines `__global__` away.
+// Describes each kernel of a source to the driver. Macros may have made them,
+// so it is preprocessed first, without host_cuda.h, which defines `__global__`
+// away.
 std::string descriptions(const fs::path& source, const std::string& flags) {
   static const std::regex kernel(
       R"re(extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\()re");
@@ -93,6 +97,15 @@ std::string descriptions(const fs::path& source, const std::string& flags) {
   return described;
 }
 
+// What g++ is given to link the engine; under sanitizers it is compiled with
+// them, too.
+std::string engine() {
+  const char* sanitizers = getenv("STANDIN_SANITIZE");
+  if (!sanitizers) return "-x none " + quoted(folder() / "host_cuda.o");
+  return std::string("-fno-sanitize-recover=all -fsanitize=") + sanitizers + " " +
+         quoted(folder() / "host" / "host_cuda.cpp");
+}
+
 // Builds a source into a library of host kernels; returns whether that worked.
 bool build(const _nvrtcProgram& program, const fs::path& stem, const std::string& flags,
            const fs::path& target, std::string* log) {
@@ -102,10 +115,11 @@ bool build(const _nvrtcProgram& program, const fs::path& stem, const std::string
                         << program.source << "\n"
                         << descriptions(plain, flags);
   const int status = run_compiler(
-      "-O1 -g1 -fPIC -shared -fno-exceptions -ffp-contract=off -U_FORTIFY_SOURCE"
+      "-O1 -g1 -fPIC -shared -fno-exceptions -ffp-contract=off "
+      "-U_FORTIFY_SOURCE"
       " -fvisibility-inlines-hidden -Wno-unknown-pragmas -x c++ -I" +
-          quoted(folder() / "host") + flags + " " + quoted(source) + " -x none " +
-          quoted(folder() / "host_cuda.o") + " -o " + quoted(target) + " 2>&1",
+          quoted(folder() / "host") + flags + " " + quoted(source) + " " + engine() + " -o " +
+          quoted(target) + " 2>&1",
       log);
   fs::remove(plain);
   fs::remove(source);
@@ -155,7 +169,7 @@ nvrtcResult nvrtcDestroyProgram(nvrtcProgram* program) {
 nvrtcResult nvrtcCompileProgram(nvrtcProgram program, int count, const char* const* given) {
   const Options options = read_options(count, given);
   const std::size_t key = std::hash<std::string>{}(
-      program->source + options.headers + options.flags +
+      program->source + options.headers + options.flags + engine() +
       contents(folder() / "host" / "host_cuda.h") + contents(folder() / "host_cuda.o"));
   const fs::path cache = folder().parent_path() / "kernels";
   fs::create_directories(cache);

@@ -1,8 +1,10 @@
-// Device memory: addresses that nobody may touch, over a second mapping that the stand-ins use.
+// Device memory: addresses that nobody may touch, over a second mapping that
+// the stand-ins use.
 //
-// A host that dereferences a device address faults, and the handler names the allocation. Memory is
-// filled with 0xff (NaN) when it is allocated and when it is freed, and its addresses are reused
-// late, so that stale pointers are found. 256 bytes on each side of an allocation are checked.
+// A host that dereferences a device address faults, and the handler names the
+// allocation. Memory is filled with 0xff (NaN) when it is allocated and when it
+// is freed, and its addresses are reused late, so that stale pointers are
+// found. 256 bytes on each side of an allocation are checked.
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -32,6 +34,34 @@ std::deque<CUdeviceptr>& freed() {
   return made;
 }
 
+// Memory of host builds under a sanitizer comes from its malloc, which
+// surrounds it by itself.
+bool is_sanitized() {
+  static const bool found = getenv("STANDIN_SANITIZE") != nullptr;
+  return found;
+}
+
+// Makes the second mapping of an allocation: `bytes` between two edges.
+std::byte* make_memory(std::size_t bytes, std::size_t pages) {
+  if (is_sanitized()) {
+    void* made = nullptr;
+    return posix_memalign(&made, kEdge, bytes) ? nullptr : static_cast<std::byte*>(made);
+  }
+  void* made = mmap(nullptr, pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (made == MAP_FAILED) return nullptr;
+  auto* start = static_cast<std::byte*>(made);
+  memset(start, kCanary, kEdge);
+  memset(start + kEdge + bytes, kCanary, kChecked);
+  return start + kEdge;
+}
+
+void unmake_memory(const Allocation& one) {
+  if (is_sanitized())
+    free(one.host);
+  else
+    munmap(one.host - kEdge, one.pages);
+}
+
 std::size_t rounded(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 void reserve_region() {
@@ -50,7 +80,7 @@ CUdeviceptr take_address(std::size_t pages) {
     auto found = all().find(queue[i]);
     if (found->second.pages != pages) continue;
     const CUdeviceptr address = queue[i];
-    munmap(found->second.host - kEdge, pages);
+    unmake_memory(found->second);
     all().erase(found);
     queue.erase(queue.begin() + static_cast<std::ptrdiff_t>(i));
     return address;
@@ -68,20 +98,21 @@ void report_fault(int number, siginfo_t* info, void* context) {
     char text[300];
     const Allocation* owner = find_allocation(address, true);
     if (owner)
-      snprintf(
-          text, sizeof text,
-          "stand-in driver: the host touched device memory: %#lx is byte %llu of the %zu bytes "
-          "of %sallocation #%lu on device %d\n",
-          address, address - owner->address, owner->bytes, owner->is_live ? "" : "freed ",
-          owner->number, owner->device);
+      snprintf(text, sizeof text,
+               "stand-in driver: the host touched device memory: %#lx is byte "
+               "%llu of the %zu bytes "
+               "of %sallocation #%lu on device %d\n",
+               address, address - owner->address, owner->bytes, owner->is_live ? "" : "freed ",
+               owner->number, owner->device);
     else
-      snprintf(
-          text, sizeof text,
-          "stand-in driver: the host touched the device address %#lx, which no allocation owns\n",
-          address);
+      snprintf(text, sizeof text,
+               "stand-in driver: the host touched the device address %#lx, "
+               "which no allocation owns\n",
+               address);
     [[maybe_unused]] auto written = write(2, text, strlen(text));
   }
-  sigaction(number, &previous_action, nullptr);  // the access runs again, and ends as it did before
+  sigaction(number, &previous_action,
+            nullptr);  // the access runs again, and ends as it did before
   (void)context;
 }
 
@@ -113,14 +144,11 @@ CUresult allocate(Context* context, std::size_t bytes, CUdeviceptr* address) {
   if (!region) reserve_region();
   if (context->used + bytes > driver().memory) return CUDA_ERROR_OUT_OF_MEMORY;
   const std::size_t pages = rounded(bytes + 2 * kEdge);
-  void* made = mmap(nullptr, pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (made == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
-  auto* start = static_cast<std::byte*>(made);
-  memset(start, kCanary, kEdge);
-  memset(start + kEdge, kPoison, bytes);
-  memset(start + kEdge + bytes, kCanary, kChecked);
+  std::byte* host = make_memory(bytes, pages);
+  if (!host) return CUDA_ERROR_OUT_OF_MEMORY;
+  memset(host, kPoison, bytes);
   *address = take_address(pages);
-  all()[*address] = {*address, bytes, pages, start + kEdge, context->device, ++numbers, true};
+  all()[*address] = {*address, bytes, pages, host, context->device, ++numbers, true};
   context->used += bytes;
   return CUDA_SUCCESS;
 }
@@ -142,6 +170,7 @@ CUresult release(CUdeviceptr address) {
 }
 
 bool are_edges_intact(const Allocation& one) {
+  if (is_sanitized()) return true;
   static const std::string canary(kChecked, static_cast<char>(kCanary));
   return !memcmp(one.host - kChecked, canary.data(), kChecked) &&
          !memcmp(one.host + one.bytes, canary.data(), kChecked);
