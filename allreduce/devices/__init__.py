@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allreduce.devices.base import Buffer, Device, Event, Stream
+from allreduce.devices.base import COLLECTIVE, Buffer, Device, Event, Stream
 from allreduce.devices.inventory import Inventory, PhysicalDevice
 from allreduce.devices.names import DeviceName
 from allreduce.devices.registry import absence
@@ -23,6 +23,7 @@ read = _here.read
 write = _here.write
 
 __all__ = [
+    "COLLECTIVE",
     "Buffer",
     "Device",
     "DeviceName",

@@ -25,6 +25,8 @@ from allreduce.errors import ShapeError, UsageError, did_you_mean
 # Bytes: a cache line, and the widest vector register, so that kernels may use aligned accesses.
 ALIGNMENT = 64
 
+COLLECTIVE = "collective"  # a device's stream that all its communicators share
+
 
 class Event(ABC):
     """A point in a stream's work; other streams and the host can wait until it is reached."""
@@ -161,6 +163,19 @@ class Device(ABC):
     @abstractmethod
     def holds(self, array: Any) -> bool:
         """Return whether the device can use an array without a copy."""
+
+    def borrows(self, array: Any) -> bool:  # noqa: ARG002
+        """Return whether another library's array lies here, so that `view` makes it usable."""
+        return False
+
+    def view(self, array: Any, stream: Stream | None = None) -> Any:  # noqa: ARG002
+        """Return an array that this device `borrows` as one of its own, without a copy.
+
+        Args:
+            array: The other library's; an own one is returned as it is.
+            stream: The stream that will use it, which is ordered behind the array's producer.
+        """
+        return array
 
     def address(self, flat: Any) -> int:
         """Return the address of an array's first byte, in the device's address space."""

@@ -123,17 +123,19 @@ class Inventory:
 
     def owner(self, array: Any) -> Device | None:
         """Return the device whose memory an array lies in; None for the host's."""
-        if type(array) is np.ndarray or not hasattr(array, "dtype"):
+        if type(array) is np.ndarray or not (hasattr(array, "dtype") or offers_gpu_memory(array)):
             return None
         with self._lock:
             made = self._logical or ()
-        return next((each for each in made if not each.reads_host and each.holds(array)), None)
+        there = [each for each in made if not each.reads_host]
+        return next((each for each in there if each.holds(array) or each.borrows(array)), None)
 
     def as_array(self, value: Any) -> Any:
-        """Return an array of a device as it is, and anything else as a NumPy array."""
-        if type(value) is np.ndarray or self.owner(value) is not None:
+        """Return an array of a device as one of its own, and anything else as a NumPy array."""
+        if type(value) is np.ndarray:
             return value
-        return np.asarray(value)
+        device = self.owner(value)
+        return np.asarray(value) if device is None else device.view(value)
 
     def read(self, array: Any) -> npt.NDArray[Any]:
         """Copy an array of any device to new host memory."""
@@ -171,6 +173,11 @@ class Inventory:
             if device.name == full:
                 return device
         raise DeviceError(f"there is no device {str(full)!r} here: {_reason(full, devices)}")
+
+
+def offers_gpu_memory(array: Any) -> bool:
+    """Return whether an object has CUDA's array interface; looks at its class alone."""
+    return hasattr(type(array), "__cuda_array_interface__")
 
 
 def _known(kind: str) -> str:

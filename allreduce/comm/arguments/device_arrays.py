@@ -12,7 +12,7 @@ from allreduce.comm.arguments.checks import UNSCALED, Context, Options
 from allreduce.comm.arguments.prepare import checked_options, describe, result_shape
 from allreduce.comm.calls.call import ANY, Call
 from allreduce.comm.core.transport import PreparedOnDevice
-from allreduce.devices import Device, owner
+from allreduce.devices import COLLECTIVE, Device, owner
 from allreduce.errors import ShapeError, UnsupportedError, UsageError
 
 _TO_ROOT = ("reduce", "gather")
@@ -31,9 +31,8 @@ def prepare(
     Raises:
         UsageError: An array lies elsewhere, or is not contiguous.
     """
-    for name, array in (("the array", x), ("out", out)):
-        if array is not None:
-            _check(context, name, array, device)
+    given = out
+    x, out = (_own(context, *each, device) for each in (("the array", x), ("out", out)))
     dtype, shape = whole if x is None else (x.dtype, tuple(x.shape))
     options = checked_options(context, x, options, dtype)
     wanted = result_shape(context, shape, options)
@@ -50,8 +49,8 @@ def prepare(
             f"{tuple(out.shape)} and {out.dtype}"
         )
     factor = 1.0 if options.scale is UNSCALED else _product(context, options, dtype)
-    target = out
-    return PreparedOnDevice(call, device, x, out, factor, lambda: target)
+    answer = out if given is None else given
+    return PreparedOnDevice(call, device, x, out, factor, lambda: answer)
 
 
 def prepare_message(
@@ -63,33 +62,41 @@ def prepare_message(
         UnsupportedError: A recv leaves the source open, or a tag is given.
     """
     sends = context.collective == "send"
-    _check(context, "the array", array, device)
+    own = _own(context, "the array", array, device)
     if tag not in (0, ANY) or (not sends and peer == ANY):
         raise UnsupportedError(
             f"{context.where}: NCCL matches messages by their order alone; name source= and leave "
             "tag= out, or copy the array to the host"
         )
     root = checks.check_root(context, peer)
-    call = Call(
-        context.collective, None, str(array.dtype), int(array.size), root, context.group, tag=0
-    )
-    found = None if sends else array
-    return PreparedOnDevice(call, device, array if sends else None, found, 1.0, lambda: found)
+    call = Call(context.collective, None, str(own.dtype), int(own.size), root, context.group, tag=0)
+    x, out = (own, None) if sends else (None, own)
+    answer = None if sends else array
+    return PreparedOnDevice(call, device, x, out, 1.0, lambda: answer)
 
 
-def _check(context: Context, name: str, array: Any, device: Device) -> None:
-    if not device.holds(array):
+def _own(context: Context, name: str, array: Any, device: Device) -> Any:
+    """Return an array as one of the device's own, without a copy.
+
+    Raises:
+        UsageError: It lies elsewhere, or is not contiguous.
+    """
+    if array is None:
+        return None
+    if not (device.holds(array) or device.borrows(array)):
         where = owner(array)
         place = "the host's memory" if where is None else f"{where.name.local}'s"
         raise UsageError(
             f"{context.where}: {name} lies in {place}, but the call's other array on "
             f"{device.name.local}; copy one of them, so that both lie on one device"
         )
-    if not array.flags.c_contiguous:
+    found = device.view(array, device.own(COLLECTIVE))
+    if not found.flags.c_contiguous:
         raise UsageError(
-            f"{context.where}: {name}, of shape {array.shape} with strides {array.strides}, is not "
+            f"{context.where}: {name}, of shape {found.shape} with strides {found.strides}, is not "
             "contiguous; pass a contiguous copy"
         )
+    return found
 
 
 def _product(context: Context, options: Options, dtype: np.dtype[Any]) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 
 import cupy
 import numpy as np
+from cuda.core.utils import StridedMemoryView
 
 from allreduce.errors import UsageError
 
@@ -43,6 +44,39 @@ def contiguous(array: Any) -> bool:
     return bool(array.flags.c_contiguous)
 
 
+_ON_GPU = (2, 13)  # kDLCUDA and kDLCUDAManaged, the first half of __dlpack_device__
+
+
+def borrowed(array: Any) -> int | None:
+    """Return the number of the GPU that another library's array lies on; None of the host's."""
+    if isinstance(array, cupy.ndarray | np.ndarray | np.generic):
+        return None
+    if hasattr(type(array), "__dlpack_device__"):
+        kind, ordinal = array.__dlpack_device__()
+        return int(ordinal) if int(kind) in _ON_GPU else None
+    if hasattr(type(array), "__cuda_array_interface__"):
+        return int(StridedMemoryView(array, stream_ptr=-1).device_id)
+    return None
+
+
+def view(array: Any, stream: int) -> Any:
+    """Return another library's array as CuPy's; it keeps the original alive.
+
+    Args:
+        array: Offers DLPack, which is given our stream, or CUDA's array interface, whose stream
+            ours waits for.
+        stream: The address of the stream that will use it.
+    """
+    found = StridedMemoryView(array, stream_ptr=stream)
+    dtype = np.dtype(found.dtype)
+    memory = cupy.cuda.UnownedMemory(
+        int(found.ptr), found.size * dtype.itemsize, (array, found), int(found.device_id)
+    )
+    strides = found.strides and tuple(step * dtype.itemsize for step in found.strides)
+    start = cupy.cuda.MemoryPointer(memory, 0)
+    return cupy.ndarray(tuple(found.shape), dtype, start, strides or None)
+
+
 def adopt(array: Any, ordinal: int) -> Any:
     """Return the flat bytes of an array of CuPy, or of a library that offers DLPack.
 
@@ -61,4 +95,6 @@ def adopt(array: Any, ordinal: int) -> Any:
                 f"{array.strides} bytes); pass cupy.ascontiguousarray(...) of it"
             )
         return array.reshape(-1).view(np.uint8)
+    if borrowed(array) == ordinal:
+        return adopt(view(array, -1), ordinal)
     raise UsageError(f"a GPU has no memory of type {type(array).__name__}")

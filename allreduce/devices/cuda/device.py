@@ -127,6 +127,15 @@ class CudaDevice(Device):
     def holds(self, array: Any) -> bool:
         return isinstance(array, arrays.Array) and arrays.ordinal_of(array) == self.card.ordinal
 
+    def borrows(self, array: Any) -> bool:
+        return arrays.borrowed(array) == self.card.ordinal
+
+    def view(self, array: Any, stream: Stream | None = None) -> Any:
+        if self.holds(array):
+            return array
+        self.enter()
+        return arrays.view(array, self._stream(stream).address)
+
     def copy(self, target: Any, source: Any, stream: Stream | None = None) -> None:
         to = target.bytes if isinstance(target, Buffer) else target
         come = source.bytes if isinstance(source, Buffer) else source

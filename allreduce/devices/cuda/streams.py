@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from allreduce.devices.base import Event, Stream
+from allreduce.devices.base import COLLECTIVE, Event, Stream
 from allreduce.devices.cuda.driver import NOT_READY, api, call, failure
 from allreduce.errors import InternalError
 
 # Collectives first: whatever else runs, other ranks wait for them.
-_URGENT = ("collective",)
+_URGENT = (COLLECTIVE,)
 
 
 class CudaEvent(Event):

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from allreduce import events
+from allreduce.devices import COLLECTIVE
 from allreduce.graph.consistency.rank_check import Facts
 from allreduce.graph.core.host_future import Output
 from allreduce.graph.core.inter_op_pool import InterOpPool
@@ -22,7 +23,6 @@ from allreduce.graph.execute.timing import RecentSteps, StepTiming
 from allreduce.graph.partition.rendezvous import Rendezvous
 from allreduce.graph.schedule.program import Instruction
 from allreduce.graph.schedule.program_facts import ProgramFacts
-from allreduce.graph.schedule.streams import COLLECTIVE
 from allreduce.graph.trace.replica import Replica, StepInfo
 from allreduce.reduction import Arena
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from allreduce.devices import Device, DeviceName, Event, Stream
+from allreduce.devices import COLLECTIVE, Device, DeviceName, Event, Stream
 from allreduce.graph.core.node import Node
 from allreduce.graph.schedule.program import Program
 from allreduce.graph.schedule.program_facts import ProgramFacts
-from allreduce.graph.schedule.streams import COLLECTIVE, StreamName, stream_of
+from allreduce.graph.schedule.streams import StreamName, stream_of
 
 Step = Callable[[], None]
 

@@ -9,14 +9,14 @@ from typing import Any
 from allreduce import events
 from allreduce.comm import Work
 from allreduce.comm.arguments.arrays import dtype_named
-from allreduce.devices import options
+from allreduce.devices import COLLECTIVE, options
 from allreduce.graph.core.node import Node, blame
 from allreduce.graph.core.op_table import lookup
 from allreduce.graph.execute.frame import Frame, Step
 from allreduce.graph.execute.instrument import look_at
 from allreduce.graph.execute.timing import Clock
 from allreduce.graph.schedule.program import Instruction
-from allreduce.graph.schedule.streams import COLLECTIVE, COMPUTE, StreamName, stream_of
+from allreduce.graph.schedule.streams import COMPUTE, StreamName, stream_of
 
 
 def timed(frame: Frame, node: Node, step: Step) -> Step:

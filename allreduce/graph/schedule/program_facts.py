@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property
 
+from allreduce.devices import COLLECTIVE
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.op_table import lookup
 from allreduce.graph.schedule.plan_buffers import plan_buffers
 from allreduce.graph.schedule.program import Instruction, Program
 from allreduce.graph.schedule.schedule import schedule
-from allreduce.graph.schedule.streams import COLLECTIVE
 from allreduce.graph.trace.subgraph import Body
 
 # Operations without a kernel that any thread may run.

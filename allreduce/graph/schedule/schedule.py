@@ -5,9 +5,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 
+from allreduce.devices import COLLECTIVE
 from allreduce.graph.core.node import Graph, Node
 from allreduce.graph.schedule.program import Instruction, Program
-from allreduce.graph.schedule.streams import COLLECTIVE, StreamName, stream_of
+from allreduce.graph.schedule.streams import StreamName, stream_of
 
 GIVEN = ("placeholder", "constant", "runtime")
 # A ready node of a lower class is issued first: nodes that others wait for, then the rest in the

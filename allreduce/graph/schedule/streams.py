@@ -10,11 +10,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from allreduce.devices import COLLECTIVE
 from allreduce.devices.names import DeviceName
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.op_table import lookup
 
-COMPUTE, COLLECTIVE = "compute", "collective"
+COMPUTE = "compute"
 TO_DEVICE, TO_HOST, ACROSS = "host-to-device", "device-to-host", "device-to-device"
 KINDS = (COMPUTE, COLLECTIVE, TO_DEVICE, TO_HOST, ACROSS)
 _WITH_THE_HOST = {"feed": TO_DEVICE, "fetch": TO_HOST}

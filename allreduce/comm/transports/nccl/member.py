@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from allreduce.comm.calls.call import Call
 from allreduce.comm.core.transport import PreparedOnDevice
 from allreduce.comm.transports.nccl import library
-from allreduce.devices import Device, Event
+from allreduce.devices import COLLECTIVE, Device, Event
 from allreduce.errors import InternalError, TimeoutError
 
 _LOOK_SECONDS = 0.0005  # between looks at an unfinished call
-COLLECTIVE = "collective"  # the stream that all communicators of a device share
 
 # NCCL wants the calls of a device's communicators in one order, so one thread enqueues at a time.
 _enqueuing: dict[int, threading.RLock] = {}
