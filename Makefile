@@ -37,8 +37,8 @@ test: .venv/.test
 
 # On this machine's GPUs; where it has none, or with STANDINS=1, on simulated ones.
 gpu-test: .venv-gpu/.installed .venv/.test
-	.venv-gpu/bin/python -m tests.gpu.launch -- .venv-gpu/bin/python -m pytest -m "not torture" \
-	  $(or $(ARGS),tests/gpu)
+	.venv-gpu/bin/python -m tests.gpu.launch -- .venv-gpu/bin/python -m pytest \
+	  -m "$(or $(MARK),not torture)" $(or $(ARGS),tests/gpu)
 
 # As `make test` runs it: a machine that cannot have the packages still tests everything else.
 gpu-lane:
@@ -50,6 +50,7 @@ gpu-lane:
 
 torture: .venv/.test
 	$(BIN)/python -m pytest -m torture $(ARGS)
+	$(if $(ARGS),,@$(MAKE) --no-print-directory gpu-lane MARK=torture)
 
 # Into a folder of their own: the figures in benchmarks/results are beside more libraries.
 bench: .venv/.bench
