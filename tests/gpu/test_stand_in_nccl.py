@@ -243,6 +243,34 @@ def test_a_mismatch_hangs_until_the_timeout(case: str) -> None:
     assert "they hang" in ended.stderr
 
 
+def use_two_communicators(is_crossed: bool) -> None:
+    second = core.get_unique_id()
+
+    def rank(me: Member) -> None:
+        other = core.Communicator.init(2, me.rank, second)._comm
+        streams = [int(me.stream.handle), int(call(driver.cuStreamCreate(1)))]
+        calls = list(
+            zip((me.comm, other), (me.put(values(0)), me.put(values(1))), streams, strict=True)
+        )
+        for comm, at, stream in reversed(calls) if is_crossed and me.rank else calls:
+            nccl.all_reduce(at, at, N, FLOAT32, SUM, comm, stream)
+            time.sleep(0.1)  # it has begun before the next one is enqueued
+        for stream in streams:
+            call(driver.cuStreamSynchronize(stream))
+
+    run(rank)
+    print("ended")
+
+
+@SIMULATED
+@pytest.mark.parametrize("is_crossed", [False, True])
+def test_a_collective_holds_its_device(is_crossed: bool) -> None:
+    """Two communicators that ranks use in different orders block each other."""
+    ended = alone(use_two_communicators, is_crossed, STANDIN_NCCL_TIMEOUT="2")
+    assert ended.stdout == ("" if is_crossed else "ended\n"), ended.stderr
+    assert ended.returncode == (86 if is_crossed else 0)
+
+
 def call_after_abort() -> None:
     def rank(me: Member) -> None:
         nccl.comm_abort(me.comm)
