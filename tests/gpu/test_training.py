@@ -94,6 +94,38 @@ def test_optimizers_update_as_on_cpus(optimizer: str) -> None:
     np.testing.assert_allclose(there, here, rtol=2e-4, atol=1e-6)
 
 
+CHECKED = """
+import numpy as np
+import allreduce as ar
+
+strategy = ar.MirroredStrategy(["GPU:0"])
+x = np.ones((3, 3), np.float32)
+found = []
+ar.config.enable_sync_errors()
+found.append(strategy.run(lambda x: ar.ops.exp(x) @ x, (x,)).values[0])
+ar.config.enable_sync_errors(False)
+ar.config.run_functions_eagerly(True)
+found.append(strategy.run(lambda x: ar.ops.exp(x) @ x, (x,)).values[0])
+ar.config.run_functions_eagerly(False)
+for each in found:
+    np.testing.assert_allclose(each, np.exp(x) @ x, rtol=1e-6)
+ar.config.enable_check_numerics()
+for wrong in (lambda x: ar.ops.log(x - 1.0) + 1.0, lambda x: ar.ops.cumsum(x)):
+    try:
+        strategy.run(wrong, (x,))
+    except ar.AllreduceError as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_modes_for_finding_errors_work_on_gpus() -> None:
+    done = subprocess.run([sys.executable, "-c", CHECKED], capture_output=True, text=True)
+    numerics, missing = done.stdout.splitlines()
+    assert "NumericsError" in numerics, done.stderr
+    assert "9 Inf" in numerics
+    assert 'no kernel of cumsum, so place it with ar.device("CPU:0")' in missing
+
+
 def test_hidden_gpus_are_not_used(on_cpus: list[float]) -> None:
     devices, found = train("ar.MirroredStrategy()", CUDA_VISIBLE_DEVICES="")
     assert devices == ["CPU:0"]

@@ -15,6 +15,7 @@ from allreduce.devices.base import Device, Runtime
 from allreduce.devices.cuda.table import KERNELS, UPDATES
 from allreduce.devices.names import DeviceName
 from allreduce.errors import DeviceError
+from allreduce.events import logger
 
 if TYPE_CHECKING:
     from allreduce.devices.cuda.device import Card
@@ -42,7 +43,10 @@ class CudaRuntime(Runtime):
         if missing:
             listed = len(os.listdir(_LISTED)) if os.path.isdir(_LISTED) else 0
             there = f", though the driver lists {listed}" if listed else ""
-            return 0, f"the packages {', '.join(missing)} are missing{there}: {_INSTALL}"
+            why = f"the packages {', '.join(missing)} are missing{there}: {_INSTALL}"
+            if listed:
+                logger.info("GPUs are not used: %s", why)
+            return 0, why
         return self._count()
 
     def _count(self) -> tuple[int, str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from allreduce import events
+from allreduce import devices, events
 from allreduce.errors import NumericsError
 
 
@@ -16,7 +16,10 @@ def check(op: str, source: str, out: np.ndarray, inputs: Sequence[np.ndarray], w
     Raises:
         NumericsError: Gives the number of elements that are not finite, and describes the inputs.
     """
-    if out.dtype.kind != "f" or np.isfinite(out).all():
+    if out.dtype.kind != "f":
+        return
+    out, *inputs = [x if type(x) is np.ndarray else devices.read(x) for x in (out, *inputs)]
+    if np.isfinite(out).all():
         return
     read = "; ".join(f"input {i}: {describe(x)}" for i, x in enumerate(inputs)) or "no inputs"
     rank = events.current_rank()

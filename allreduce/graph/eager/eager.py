@@ -151,7 +151,8 @@ class EagerTrace(Trace):
         return [self.nodes[i].spec for i in node.inputs]
 
     def _placeholder(self, _node: Node) -> np.ndarray:
-        return next(self._feeds)
+        fed = next(self._feeds)
+        return fed if type(fed) is np.ndarray else read(fed)  # a batch staged on a device
 
     def _constant(self, node: Node) -> np.ndarray:
         value: np.ndarray = node.attrs["value"]

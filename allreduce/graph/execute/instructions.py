@@ -86,7 +86,7 @@ def _compute(frame: Frame, node: Node) -> Step:
     if target not in frame.outputs.output_nodes:  # these have a new array in each step
         in_place = target in frame.in_place
         values[target] = frame.in_place[target] if in_place else frame.buffer(node)
-    if frame.syncs:
+    if frame.syncs and node.device.on_host:
         kernel = watched_inputs(op, kernel)
     kernel = frame.queues.on(node, kernel)
 

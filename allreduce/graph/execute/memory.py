@@ -79,12 +79,12 @@ class Memory:
             pool, offset = self._places[node.id]
         else:
             assert node.device is not None, node
-            size, offset = _bytes(node, shape), 0 if self._guards is None else GUARD
-            pool = self._device(node.device).allocate(
-                size + 2 * offset, [(size, describe_value(node, shape))]
-            )
+            device = self._device(node.device)
+            is_guarded = self._guards is not None and device.reads_host
+            size, offset = _bytes(node, shape), GUARD if is_guarded else 0
+            pool = device.allocate(size + 2 * offset, [(size, describe_value(node, shape))])
             self.apart += size + 2 * offset
-            if self._guards is not None:
+            if self._guards is not None and is_guarded:
                 self._guards[node.id] = MemoryGuards(pool.array(np.uint8, (size + 2 * GUARD,)))
         array: np.ndarray = pool.array(node.spec.dtype, shape, offset)
         return array
