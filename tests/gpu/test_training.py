@@ -126,6 +126,45 @@ def test_modes_for_finding_errors_work_on_gpus() -> None:
     assert 'no kernel of cumsum, so place it with ar.device("CPU:0")' in missing
 
 
+DYING = """
+import os, sys
+import numpy as np
+import allreduce as ar
+
+ar.config.set_buckets(1)  # several collectives are under way at once
+strategy = ar.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    weights = [ar.Variable(np.ones(300, np.float32), name=f"w{i}") for i in range(4)]
+    optimizer = ar.optim.SGD(0.1)
+
+@ar.function
+def step(x):
+    loss = ar.ops.sum(x, axis=1)
+    for each in weights:
+        loss = loss + ar.ops.sum(ar.ops.square(each))
+    optimizer.minimize(loss, weights)
+    return loss
+
+try:
+    for number in range(20):
+        if number == 7 and ar.init().rank == 1:
+            os._exit(3)
+        strategy.run(step, (ar.PerReplica((np.ones((3, 2), np.float32),)),))
+except ar.AllreduceError as error:
+    print(type(error).__name__, error, flush=True)
+    os._exit(0)
+"""
+
+
+def test_a_rank_that_dies_in_training_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "dying.py"
+    script.write_text(DYING)
+    command = [sys.executable, "-m", "allreduce.run", "-n", "2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "PeerLostError" in done.stdout, done.stderr[-2000:]
+    assert "rank 1" in done.stdout
+
+
 def test_hidden_gpus_are_not_used(on_cpus: list[float]) -> None:
     devices, found = train("ar.MirroredStrategy()", CUDA_VISIBLE_DEVICES="")
     assert devices == ["CPU:0"]

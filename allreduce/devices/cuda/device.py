@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from allreduce.devices.base import Buffer, Device, Stream
+from allreduce.devices.base import COLLECTIVE, Buffer, Device, Stream
 from allreduce.devices.budget import Contents
 from allreduce.devices.cuda import arrays
 from allreduce.devices.cuda.driver import api, call
@@ -247,9 +247,13 @@ class CudaDevice(Device):
             )
 
     def synchronize(self) -> None:
-        """Block the calling thread until all work on its own streams is finished."""
+        """Block the calling thread until the work on its own streams is finished.
+
+        Not for collectives: a dead member would block it for ever. Their works' waits watch.
+        """
         for each in self.streams():
-            each.synchronize()
+            if each.name != COLLECTIVE:
+                each.synchronize()
 
     def scratch(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
         """Return memory for a kernel's use on the current stream."""
