@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
 
+from allreduce.cluster.host import machine
 from allreduce.cluster.host.address import split
 from allreduce.cluster.leader.proof import NONCE_BYTES, digest, proves
 from allreduce.cluster.leader.rpc import grpc
@@ -114,6 +116,15 @@ class Peer:
                 f"{self.hello.data_port}: {error}"
             ) from error
         return Channel(connection, self.name, handle, lost)
+
+    def _connect_local(self, identity: str) -> socket.socket | None:
+        """Connect to a task of this host by a Unix socket, which is faster; None if that fails."""
+        if self.hello.machine != machine.identity():
+            return None
+        try:
+            return connect(self.hello.local_name, self._secret, self._nonces, identity)
+        except OSError:  # another network namespace
+            return None
 
     def close(self) -> None:
         """End the gRPC connection."""

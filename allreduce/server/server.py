@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from allreduce import settings
+from allreduce.cluster.host import machine
 from allreduce.cluster.host.address import is_loopback, joined, split
 from allreduce.cluster.leader.proof import NONCE_BYTES, digest, proves
 from allreduce.cluster.leader.rpc import grpc
@@ -81,9 +82,16 @@ class Server:
         self._handles = 0
         self._closed = threading.Event()
         self._listener = _listen(split(address)[0])
+        self._local_name = f"allreduce-{secrets.token_hex(16)}"
+        self._local = socket.socket(socket.AF_UNIX)
+        self._local.bind(f"\0{self._local_name}")
+        self._local.listen(128)
         self._grpc = self._serve(address)
         self._handshakes = threading.Semaphore(_HANDSHAKES)
-        threading.Thread(target=self._accept, name="allreduce-server", daemon=True).start()
+        for listener in (self._listener, self._local):
+            threading.Thread(
+                target=self._accept, args=(listener,), name="allreduce-server", daemon=True
+            ).start()
         logger.info("[server] %s serves at %s", self.name, address)
 
     def join(self, task: str | None = None) -> None:
@@ -108,9 +116,10 @@ class Server:
         """Stop serving; other tasks and clients see this task as lost."""
         self._closed.set()
         self._grpc.stop(None)
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        for listener in (self._listener, self._local):
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
         with self._connecting:
             for channel in [each for each, _ in self._channels.values()] + [*self._inbound]:
                 channel.leave()
@@ -136,6 +145,7 @@ class Server:
                 bound = 0
         if not bound:
             self._listener.close()
+            self._local.close()
             raise JoinError(
                 f"[server] {self.name} cannot listen at {address}: another process does, or the "
                 "address is not this host's"
@@ -161,6 +171,8 @@ class Server:
             generation=self.generation,
             data_port=self._listener.getsockname()[1],
             devices=[str(each) for each in self.worker.devices],
+            machine=machine.identity(),
+            local_name=self._local_name,
         )
 
     def knows(self, caller: pb.Caller) -> bool:
@@ -299,10 +311,10 @@ class Server:
 
     # --- data connections ---
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while not self._closed.is_set():
             try:
-                connection, _ = self._listener.accept()
+                connection, _ = listener.accept()
             except OSError:
                 return
             if not self._handshakes.acquire(blocking=False):

@@ -16,7 +16,7 @@ class HelloRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("nonce", "proof", "cluster", "job", "task", "generation", "data_port", "devices")
+    __slots__ = ("nonce", "proof", "cluster", "job", "task", "generation", "data_port", "devices", "machine", "local_name")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,8 @@ class HelloReply(_message.Message):
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     DATA_PORT_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_NAME_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     proof: bytes
     cluster: str
@@ -33,7 +35,9 @@ class HelloReply(_message.Message):
     generation: int
     data_port: int
     devices: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, nonce: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., cluster: _Optional[str] = ..., job: _Optional[str] = ..., task: _Optional[int] = ..., generation: _Optional[int] = ..., data_port: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ...) -> None: ...
+    machine: str
+    local_name: str
+    def __init__(self, nonce: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., cluster: _Optional[str] = ..., job: _Optional[str] = ..., task: _Optional[int] = ..., generation: _Optional[int] = ..., data_port: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., machine: _Optional[str] = ..., local_name: _Optional[str] = ...) -> None: ...
 
 class Caller(_message.Message):
     __slots__ = ("nonces", "proof")
