@@ -200,11 +200,13 @@ def _send_all(connection: socket.socket, parts: list[Any]) -> None:
             parts[0] = memoryview(parts[0])[sent:]
 
 
-def connect(address: tuple[str, int], secret: bytes, nonces: bytes, identity: str) -> socket.socket:
+def connect(
+    address: tuple[str, int] | str, secret: bytes, nonces: bytes, identity: str
+) -> socket.socket:
     """Open a data connection, and prove to know the secret.
 
     Args:
-        address: Host and port of the other process.
+        address: Host and port of the other process, or the name of its Unix socket.
         secret: The cluster's secret.
         nonces: The two nonces of the gRPC handshake, joined.
         identity: This end's name, for the other's messages.
