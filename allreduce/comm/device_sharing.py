@@ -67,8 +67,8 @@ def plan(seen: dict[int, tuple[str, ...]], shared: bool) -> dict[int, tuple[str,
             raise everywhere(
                 UsageError(
                     f"ranks {_listed(ranks)} of this host see {counted(len(all_of_them), KIND)}, "
-                    f"too few for one each; start {len(all_of_them)} ranks here, or let ranks "
-                    "share GPUs with ALLREDUCE_SHARE_GPUS=on"
+                    f"too few for one each; start {counted(len(all_of_them), 'rank')} here, or let "
+                    "ranks share GPUs with ALLREDUCE_SHARE_GPUS=on"
                 )
             )
         for place, rank in enumerate(ranks):

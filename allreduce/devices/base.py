@@ -229,6 +229,11 @@ class Device(ABC):
             return self._own[kind]
 
     @property
+    def identity(self) -> str:
+        """The name of the physical device, equal in all processes that use it; empty if unknown."""
+        return ""
+
+    @property
     def in_use(self) -> bool:
         """Whether it has given memory away, or has streams."""
         return bool(self.memory.used or self._own)

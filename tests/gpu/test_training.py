@@ -165,6 +165,21 @@ def test_a_rank_that_dies_in_training_is_named(tmp_path: Path) -> None:
     assert "rank 1" in done.stdout
 
 
+def test_replicas_that_share_a_gpu_are_refused() -> None:
+    script = """
+import numpy as np
+import allreduce as ar
+ar.config.set_logical_devices("GPU", 3)
+try:
+    ar.MirroredStrategy().run(lambda x: ar.ops.all_reduce(x), (np.ones(3, np.float32),))
+except ar.AllreduceError as error:
+    print(type(error).__name__, error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "UnsupportedError" in done.stdout, done.stderr
+    assert "replica 0 (rank 0) and replica 2 (rank 0) use one GPU" in done.stdout
+
+
 def test_hidden_gpus_are_not_used(on_cpus: list[float]) -> None:
     devices, found = train("ar.MirroredStrategy()", CUDA_VISIBLE_DEVICES="")
     assert devices == ["CPU:0"]

@@ -97,6 +97,10 @@ class CudaDevice(Device):
         """Whether this process may call CUDA for it."""
         return self.card.usable
 
+    @property
+    def identity(self) -> str:
+        return bytes(call(api.cuDeviceGetUuid_v2, self.card.ordinal).bytes).hex()
+
     def allocate(self, nbytes: int, contents: Contents = (), *, zero: bool = True) -> Buffer:
         nbytes = integer("a Buffer's size in bytes", nbytes, 0)
         taken = self.memory.take(nbytes, contents)

@@ -7,6 +7,7 @@ the same call on all members.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,8 +22,16 @@ from allreduce.comm.calls.plan import Plan
 from allreduce.comm.core import progress
 from allreduce.comm.core.transport import PreparedOnDevice, Transport, Work
 from allreduce.devices import Device, Event, options
-from allreduce.errors import ClosedError, PeerLostError, TimeoutError
+from allreduce.errors import (
+    ClosedError,
+    PeerLostError,
+    TimeoutError,
+    UnsupportedError,
+    everywhere,
+)
 
+_IDENTITY_BYTES = 32  # of a GPU's UUID in hexadecimal digits
+_LEAVE = ("NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_HOSTID")  # variables that let members share a GPU
 _SPIN_SECONDS = 0.0005  # of a wait, without sleeping
 _SLEEP_SECONDS = 0.0002
 _NEWS_SECONDS = 1.0  # for the store to learn of a death that NCCL has seen
@@ -107,6 +116,7 @@ class NcclTransport(Transport):
         from allreduce.comm.transports.nccl.member import NcclMember
 
         library.version()
+        self._check_apart(device)
         identifier = np.zeros(128, np.uint8)
         if self.index == 0:
             identifier[:] = library.unique_id()
@@ -118,6 +128,30 @@ class NcclTransport(Transport):
         )
         self._meet("barrier", None, "finish it")
         return made
+
+    def _check_apart(self, device: Device) -> None:
+        """Refuse members that share a GPU, unless NCCL was given leave.
+
+        Raises:
+            UnsupportedError: Two do; on all members.
+        """
+        mine = np.frombuffer(device.identity.encode().ljust(_IDENTITY_BYTES), np.uint8)
+        everyones = np.zeros(_IDENTITY_BYTES * len(self.members), np.uint8)
+        text = "nccl(compare the GPUs of the members)"
+        call = Call("all_gather", None, "uint8", mine.size, None, self._group, call_text=text)
+        self.control.start(call, mine, everyones, lambda: None).wait()
+        found = [each.tobytes() for each in np.split(everyones, len(self.members))]
+        twice = next((i for i, each in enumerate(found) if each in found[:i]), None)
+        if twice is not None and not any(os.environ.get(name) for name in _LEAVE):
+            first, second = found.index(found[twice]), twice
+            raise everywhere(
+                UnsupportedError(
+                    f"[nccl] {self.called(self.index)}: {self.called(first)} and "
+                    f"{self.called(second)} use one GPU, which NCCL refuses; give each a GPU of "
+                    "its own (one logical device for each physical one), or set "
+                    "NCCL_MULTI_RANK_GPU_ENABLE=1 where NCCL supports it"
+                )
+            )
 
     def _compare(self, text: str) -> None:
         """Compare a call's text with the other members' before it is enqueued.
