@@ -99,7 +99,6 @@ struct Call {
 
 // collectives.cpp
 int run_calls(Communicator* communicator, const std::vector<Call>& calls, std::uint64_t first);
-// waiting.cpp
 bool wait_until(Communicator* communicator, const char* what, bool (*is_done)(void*), void* data);
 template <class Done>
 bool wait_until(Communicator* communicator, const char* what, Done is_done) {
