@@ -28,7 +28,7 @@ class Callback:
 
     Attributes:
         model: The model.
-        params: "epochs", "steps" (None if unknown) and "verbose".
+        params: "epochs", "steps" (None if unknown), "verbose" and "do_validation".
     """
 
     # Whether it deals with a NaN loss itself, so that `fit` goes on instead of raising.

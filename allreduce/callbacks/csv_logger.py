@@ -42,6 +42,10 @@ class CSVLogger(Callback):
         writer = csv.writer(self._file, delimiter=self._separator, lineterminator="\n")
         if not self._columns:
             self._columns = list(values)
+            if self.params.get("do_validation") and f"val_{self._columns[1]}" not in values:
+                # The first validation comes later (validation_freq): reserve its columns.
+                measured = (name for name in self._columns[1:] if name != "learning_rate")
+                self._columns += [f"val_{name}" for name in measured]
             writer.writerow(self._columns)
         # An epoch without validation (validation_freq) has fewer values.
         writer.writerow([_shown(values.get(name, "NA")) for name in self._columns])

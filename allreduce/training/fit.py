@@ -75,6 +75,7 @@ def fit(model: Trainable, x: Any, y: Any, options: FitOptions) -> History:
     if mode and isinstance(source, ArraySource):
         print(describe_batch(batch_size, replicator.num_replicas_in_sync), flush=True)
     params = {"epochs": int(options.epochs), "steps": source.steps, "verbose": options.verbose}
+    params["do_validation"] = tested is not None
     history = History()
     hooks = Hooks(model, callbacks, params)
     try:

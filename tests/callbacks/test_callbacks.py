@@ -58,7 +58,7 @@ def test_methods_are_called_in_keras_order_with_the_logs() -> None:
     assert called == ["train_begin", "epoch_begin 0", *steps, *tests, *ends]
     assert logs_of["on_train_batch_end"]["loss"] == history.history["loss"][0]
     assert logs_of["on_epoch_end"] == {k: v[0] for k, v in history.history.items()}
-    assert spy.params == {"epochs": 1, "steps": 2, "verbose": 0}
+    assert spy.params == {"epochs": 1, "steps": 2, "verbose": 0, "do_validation": True}
     assert spy.model is model
     called.clear()
     model.predict(blobs(60)[0], batch_size=60, verbose=0, callbacks=[spy])
@@ -163,6 +163,12 @@ def test_csv_files_have_a_line_per_epoch(tmp_path: Path) -> None:
     losses = [float(row["loss"]) for row in rows]
     assert losses == first.history["loss"] + more.history["loss"]
     assert [row["val_loss"] for row in rows][2] == "NA"
+
+
+def test_csv_files_keep_a_validation_that_comes_later(tmp_path: Path) -> None:
+    _, history = fitted(ar.callbacks.CSVLogger(tmp_path / "log.csv"), epochs=2, validation_freq=2)
+    rows = list(csv.DictReader((tmp_path / "log.csv").read_text().splitlines()))
+    assert [row["val_loss"] for row in rows] == ["NA", str(history.history["val_loss"][0])]
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
