@@ -54,6 +54,19 @@ def test_weights_of_samples_and_classes_multiply_losses(replicas: int) -> None:
     np.testing.assert_allclose(hot.history["loss"], by_class.history["loss"], rtol=1e-5)
 
 
+def test_a_weighted_metric_stands_beside_the_unweighted_one() -> None:
+    x, y = blobs(50)
+    model = classifier()
+    model.compile(
+        "sgd", "sparse_categorical_crossentropy", ["accuracy"], weighted_metrics=["accuracy"]
+    )
+    found = model.evaluate(x, y, sample_weight=(y == 0), verbose=0, return_dict=True)
+    right = model.predict(x, verbose=0).argmax(axis=1) == y
+    assert list(found) == ["loss", "accuracy", "weighted_accuracy"]
+    assert found["accuracy"] == pytest.approx(right.mean())
+    assert found["weighted_accuracy"] == pytest.approx(right[y == 0].mean())
+
+
 def test_epochs_begin_and_validate_where_they_are_told() -> None:
     x, y = blobs(40)
     model = classifier()

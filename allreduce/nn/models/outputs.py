@@ -119,6 +119,8 @@ def plan_outputs(settings: Settings, names: Sequence[str]) -> list[Output]:
         for key, found in (("metrics", output.measures), ("weighted_metrics", output.weighted)):
             for each in _listed(key, given[key][name]):
                 short, measure = metrics.get(each, output.loss)
+                if key == "weighted_metrics" and _named(short, name) in taken:
+                    short = f"weighted_{short}"  # Keras's name beside the unweighted metric
                 found[_fresh(short, name, taken)] = measure
         outputs.append(output)
     return outputs
@@ -214,13 +216,17 @@ def _listed(key: str, given: Any) -> list[Any]:
     return list(given) if isinstance(given, Iterable) else [given]
 
 
+def _named(short: str, output: str) -> str:
+    return f"{output}_{short}" if output else short
+
+
 def _fresh(short: str, output: str, taken: set[str]) -> str:
     """Give a metric's name in histories.
 
     Raises:
         UsageError: It is taken.
     """
-    name = f"{output}_{short}" if output else short
+    name = _named(short, output)
     if name in taken:
         raise UsageError(f"there are two metrics called {name!r}")
     if name.startswith("val_"):
