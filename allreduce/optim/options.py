@@ -51,6 +51,7 @@ _KERAS = {
     "clipvalue": "the argument is called clip_value=",
     "use_ema": "ema_momentum= alone switches the average on",
     "loss_scale_factor": "losses are not scaled: bfloat16 has float32's range",
+    "weight_decay": "AdamW, LAMB, LARS and Lion have it",
     "gradient_accumulation_steps": "the argument is called gradient_accumulation=",
 }
 

@@ -86,13 +86,13 @@ def as_samples(
         for name, value in given
     }
     samples = Samples(**parts)
-    named = samples.named(kind)
-    lengths = [len(array) for array in named.values()]
-    if len(set(lengths)) > 1:
-        shapes = " and ".join(str(array.shape) for array in named.values())
-        rows = " and ".join(map(str, lengths)).replace(" and", " rows and", 1)
+    shapes = {name: array.shape for name, array in samples.named().items()}
+    first = next(iter(shapes))
+    other = next((name for name in shapes if shapes[name][0] != samples.rows), None)
+    if other is not None:
         raise ShapeError(
-            f"{' and '.join(named)} need one row per sample each, but have shapes {shapes}: {rows}"
+            f"{kind}{first} and {other} need one row per sample each, but have {samples.rows} and "
+            f"{shapes[other][0]}: their shapes are {shapes[first]} and {shapes[other]}"
         )
     return samples
 

@@ -53,7 +53,7 @@ def _labels(row: int, label: float) -> np.ndarray:
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
-        (lambda: fitted(y=np.zeros(5, int)), ShapeError, r"\(12, 6\) and \(5,\): 12 rows and 5"),
+        (lambda: fitted(y=np.zeros(5, int)), ShapeError, "x and y need .* have 12 and 5: their"),
         (lambda: fitted(x=np.empty((0, 6))), UsageError, r"x is empty: its shape is \(0, 6\)"),
         (lambda: fitted(x=[[1.0], [1.0, 2.0]]), UsageError, "x cannot be made into one array"),
         (lambda: fitted(x=np.array([None, {}])), UsageError, "x has dtype object"),
@@ -98,7 +98,7 @@ def _labels(row: int, label: float) -> np.ndarray:
         (
             lambda: fitted(validation_data=(np.ones((3, 6)), np.zeros(2, int))),
             ShapeError,
-            "validation x and validation y",
+            "validation x and y need one row",
         ),
         (
             lambda: fitted(validation_data=(np.ones((3, 4)), np.zeros(3, int))),

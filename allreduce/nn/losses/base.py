@@ -95,7 +95,9 @@ def _remedy(truth: Tensor, prediction: Tensor) -> str:
     if truth.shape == (*prediction.shape, 1):
         return "they would be broadcast to every pair of samples; give y as y[:, 0]"
     if truth.shape == prediction.shape[:-1]:
-        return "for class numbers use sparse_categorical_crossentropy"
+        return (
+            "for class numbers use sparse_categorical_crossentropy or sparse_categorical_accuracy"
+        )
     return "they have to be the same"
 
 
