@@ -29,6 +29,18 @@ from allreduce.nn.core import calls, configs, keras_names, symbols
 _takers: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 
 
+class _OfClass:
+    """An attribute of a class that its instances do not have."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __get__(self, instance: object, owner: type) -> object:
+        if instance is not None:  # a layer's signature is that of its call
+            raise AttributeError(owner.__name__)
+        return self._value
+
+
 class Layer:
     """A function with variables.
 
@@ -53,7 +65,7 @@ class Layer:
         # Else it would be that of `__new__`, in help and where configs are checked.
         initializer = inspect.signature(cls.__init__)
         parameters = list(initializer.parameters.values())[1:]
-        cls.__signature__ = initializer.replace(parameters=parameters)  # type: ignore[attr-defined]
+        cls.__signature__ = _OfClass(initializer.replace(parameters=parameters))  # type: ignore[attr-defined]
 
     def __new__(cls, *_: Any, **named: Any) -> Any:
         keras_names.refuse_of_layer(cls, named)
