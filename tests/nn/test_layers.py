@@ -323,7 +323,7 @@ def test_where_a_number_is_out_of_range_is_said() -> None:
     model.compile("sgd", "mse", run_eagerly=True)
     calls: Any = (lambda: model(x), lambda: model.predict(x, verbose=0))
     for call in calls:
-        with pytest.raises(UsageError, match=rf"{said}place \(1, 1\) of \("):
+        with pytest.raises(UsageError, match=rf"{said}position \(1, 1\) of \("):
             call()
     model.compile("sgd", "mse")
     said = "number 9 in row 1 of {} is out of range: layer 'words/0' has vectors for .* from 0 to 7"
