@@ -68,6 +68,11 @@ class Optimizer(UpdateRule):
         whole = isinstance(rate, schedules.Schedule) or not callable(rate)
         self._description = schedules.describe(rate, 0) if whole else None
 
+    @property
+    def constant_rate(self) -> float | None:
+        """The learning rate, or None if a schedule gives it."""
+        return None if callable(self._learning_rate) else float(self._learning_rate)
+
     def rate(self, step: int) -> float:
         """Return the learning rate of an update; for `update` and `native`.
 
@@ -78,6 +83,10 @@ class Optimizer(UpdateRule):
             UsageError: A schedule gives no finite number of 0 or more.
         """
         return schedules.at(self._learning_rate, step - 1)
+
+    def check(self, step: int) -> None:
+        """Compute an update's learning rate before its step begins, as a schedule may fail."""
+        self.rate(step)
 
     @property
     def all_slots(self) -> tuple[str, ...]:

@@ -288,8 +288,8 @@ class Warmup(Schedule):
 
     def __call__(self, step: int) -> float:
         if step >= self.warmup_steps:
-            return at(self.learning_rate, step - self.warmup_steps)
-        first, target = self.initial_learning_rate, at(self.learning_rate, 0)
+            return _value(self.learning_rate, step - self.warmup_steps)
+        first, target = self.initial_learning_rate, _value(self.learning_rate, 0)
         return first + (target - first) * step / self.warmup_steps
 
 
@@ -313,7 +313,7 @@ class LinearScaling(Schedule):
 
     def __call__(self, step: int) -> float:
         warm = 1.0 if step >= self.warmup_steps else step / self.warmup_steps
-        return at(self.learning_rate, step) * (1 + (self.replicas - 1) * warm)
+        return _value(self.learning_rate, step) * (1 + (self.replicas - 1) * warm)
 
 
 _TABLE: Mapping[str, type[Schedule]] = {
@@ -360,10 +360,15 @@ def at(rate: float | Rate, step: int) -> float:
 
     Raises:
         UsageError: The schedule gives no finite number, or a negative one.
+        Exception: The schedule raised it; a note has the update's number.
     """
     if not callable(rate):
         return rate
-    value = rate(step)
+    try:
+        value = rate(step)
+    except Exception as error:
+        error.add_note(f"{_named(rate)}({step}), the learning rate of update {step + 1}, raised it")
+        raise
     try:
         return checked("learning_rate", value, low=0.0)
     except UsageError:
@@ -371,6 +376,11 @@ def at(rate: float | Rate, step: int) -> float:
             f"the learning rate of update {step + 1} is {value!r}, as {_named(rate)}({step}) "
             "returned it; a schedule returns a finite number that is not negative"
         ) from None
+
+
+def _value(rate: float | Rate, step: int) -> float:
+    """Return an inner schedule's rate; the outer one's is checked, and knows the update."""
+    return rate(step) if callable(rate) else rate
 
 
 def describe(rate: float | Rate, step: int) -> Any:

@@ -115,8 +115,10 @@ class Hooks:
             self._model.optimizer.learning_rate = first
 
     def _rate(self) -> float:
+        """Return the learning rate; NaN for a schedule, which steps compare."""
         compiled = getattr(self._model, "is_compiled", False)
-        return float(self._model.optimizer.learning_rate) if compiled else math.nan
+        rate = self._model.optimizer.constant_rate if compiled else None
+        return math.nan if rate is None else rate
 
 
 def _overrides(callback: Callback, name: str) -> bool:

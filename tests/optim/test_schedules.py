@@ -143,6 +143,11 @@ def test_a_function_cannot_be_saved_and_bad_rates_name_the_update() -> None:
         _train(lambda step: 0.1 if step < 2 else math.nan, 3)
     with pytest.raises(UsageError, match=r"update 1 is -0.1"):
         _train(lambda step: -0.1, 1)
+    with pytest.raises(UsageError, match=r"update 2 is nan, as Warmup\(1\)"):
+        _train(schedules.Warmup(lambda step: 0.1 if step < 1 else math.nan, 0), 2)
+    with pytest.raises(IndexError) as caught:
+        _train(schedules.Warmup(lambda step: [0.1, 0.2][step], 1), 5)
+    assert caught.value.__notes__ == ["Warmup(3), the learning rate of update 4, raised it"]
     with pytest.raises(UsageError, match=r"make a schedule: Warmup"):
         optim.SGD(schedules.Warmup)
     with pytest.raises(UsageError, match=r"increasing boundaries and one more value"):
@@ -170,6 +175,47 @@ def _ranks_with_schedules() -> None:
     model.optimizer.learning_rate = schedules.Warmup(0.1, 4 + comm.rank)
     with pytest.raises(ar.MismatchError, match="warmup_steps"):
         model.fit(x, x[:, :1], batch_size=4, epochs=1, verbose=0)
+
+
+def _ranks_with_bad_rates(eagerly: bool) -> None:
+    import math
+
+    import numpy as np
+    import pytest
+
+    import allreduce as ar
+
+    strategy = ar.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = ar.nn.Sequential([ar.nn.Dense(1)])
+        model.compile(optimizer=ar.optim.SGD(0.1), loss="mse", run_eagerly=eagerly)
+    x = np.linspace(0, 1, 48, dtype=np.float32).reshape(16, 3)
+    note = ar.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
+
+    def fit() -> None:
+        model.fit(x, x[:, :1], batch_size=4, epochs=1, verbose=0, callbacks=[note])
+
+    model.optimizer.learning_rate = lambda step: 0.1 if step < 2 else math.nan
+    with pytest.raises(ar.UsageError, match="the learning rate of update 3 is nan"):
+        fit()
+    model.optimizer.learning_rate = [0.1, 0.1, 0.1].__getitem__
+    with pytest.raises(IndexError) as caught:
+        fit()
+    assert "the learning rate of update 4, raised it" in caught.value.__notes__[0]
+    # A schedule is not asked for a rate after the last update.
+    model.optimizer.learning_rate = ([0.1] * 7).__getitem__
+    fit()
+    assert model.optimizer.iterations == 7
+    model.optimizer.learning_rate = 0.1
+    fit()
+    assert model.optimizer.iterations == 11
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize("size", [1, 2])
+def test_training_goes_on_after_a_schedule_has_failed(size: int, eagerly: bool) -> None:
+    for result in run_ranks(_ranks_with_bad_rates, size, arguments=[eagerly]):
+        assert result.returncode == 0, result.stderr
 
 
 def test_ranks_follow_a_schedule_and_compare_it() -> None:

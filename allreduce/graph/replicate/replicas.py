@@ -207,21 +207,24 @@ class Replicas:
         if isinstance(error, PeerLostError | MismatchError):
             trace_failure.attach_traceback(member, error)
 
-    def _refuse(self, error: Exception) -> None:
+    def _refuse(self, error: Exception) -> bool:
         """End a step that this rank alone cannot make, on the others too.
 
-        Where all ranks fail alike, they can go on.
+        Returns:
+            Whether all ranks have failed alike, and can go on.
         """
         if not self._spans_ranks or getattr(error, "everywhere", False):
-            return
+            return self._spans_ranks
         made = [each.communicator for each in self._replicas or ()] or [self.communicator]
         members = [each for each in made if each is not None and not (each.dead or each.closed)]
         if not members or len(members) < len(made):  # an error of theirs has ended all of it
-            return
+            return False
         trace_failure.publish_traceback(members[0], self._called(0), error)  # before they read it
-        if not trace_failure.all_alike(members, error):
+        alike = trace_failure.all_alike(members, error)
+        if not alike:
             for index, member in enumerate(members):
                 member.abort(trace_failure.reason(self._called(index), error))
+        return alike
 
     def _exclusively(self, work: Callable[[], T]) -> T:
         """Call `work`, which has the replicas to itself; repair them after an error.

@@ -27,6 +27,7 @@ from allreduce.graph.trace.trace import HOST, check_outside
 from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.arenas import publish_iterations, renew
 from allreduce.graph.update.program_check import compare
+from allreduce.graph.update.update import UpdateRule
 
 
 class Replicator(Replicas):
@@ -167,6 +168,8 @@ class Replicator(Replicas):
             programs = self._programs.of(fn)
             self.rank_digest.batch_digests = arguments.batch_digests
             compiled = None if eagerly else self._compiled(programs, fn, arguments, alone)
+            for rule, plan in () if compiled is None else compiled.updates:
+                self.check_update(rule, plan.arenas[0].iterations + 1)
             number = programs.count_step()
             step_infos = arguments.step_infos(
                 self.local_replicas, self.num_replicas_in_sync, number
@@ -182,6 +185,15 @@ class Replicator(Replicas):
             return *self._run_eagerly(replicas, fn, arguments, step_infos), step_infos
 
         return self._exclusively(run)
+
+    def check_update(self, rule: UpdateRule, number: int) -> None:
+        """Let an optimizer check its next update; if it raises on all ranks, they can go on."""
+        try:
+            rule.check(number)
+        except Exception as error:
+            if self._refuse(error):
+                vars(error)["everywhere"] = True  # so that an eager step is not aborted
+            raise
 
     def _run_eagerly(
         self,

@@ -11,6 +11,7 @@ from allreduce.graph.placement.device_map import Places
 from allreduce.graph.trace.rank_digest import RankDigest
 from allreduce.graph.trace.replica import Replica
 from allreduce.graph.trace.variable import Variable
+from allreduce.graph.update.update import UpdateRule
 
 
 class Host(Protocol):
@@ -29,4 +30,5 @@ class Host(Protocol):
     @property
     def rank_digest(self) -> RankDigest: ...
 
+    def check_update(self, rule: UpdateRule, number: int) -> None: ...
     def on_replicas(self, work: Callable[[int], Any]) -> list[Any]: ...

@@ -94,6 +94,13 @@ class UpdateRule(ABC):
             step: The number of this update; the first is 1.
         """
 
+    def check(self, step: int) -> None:  # noqa: B027  # most rules have nothing to check
+        """Check settings that depend on the update's number, before the step begins.
+
+        Args:
+            step: The number of the next update; the first is 1.
+        """
+
     def bucket_update(
         self,
         spans: Sequence[tuple[str, slice]],  # noqa: ARG002  # of rules that tell variables apart
