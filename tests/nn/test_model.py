@@ -274,3 +274,49 @@ def test_layers_that_forget_what_python_lets_them_forget_are_told_so() -> None:
             use()
     with pytest.raises(UsageError, match=r"layer '.*/0' gave None; return .* from Mute.call"):
         nn.Sequential([Mute()]).predict(np.ones((2, 3), np.float32))
+
+
+def test_a_model_lists_its_metrics_as_histories_name_them() -> None:
+    inputs: Any = nn.Input((4,))
+    outputs = [nn.Dense(1, name="price")(inputs), nn.Dense(3, "softmax", name="kind")(inputs)]
+    model = nn.Functional(inputs, outputs)
+    losses = {"price": "mse", "kind": "sparse_categorical_crossentropy"}
+    model.compile("sgd", losses, {"price": ["mae"], "kind": ["accuracy", nn.metrics.Mean("twos")]})
+    names = ["loss", "price_loss", "kind_loss", "price_mae", "kind_accuracy", "kind_twos"]
+    assert model.metrics_names == names
+    assert [each.name for each in model.metrics] == ["price_mae", "kind_accuracy", "twos"]
+    assert model.metrics[0] is model.metrics[0]
+
+
+def test_a_step_as_keras_has_it_says_how_metrics_are_returned() -> None:
+    class Own(nn.Sequential):
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=y_pred)
+            self.optimizer.minimize(loss, self.trainable_variables)
+            for metric in self.metrics:
+                metric.update_state(y, y_pred)
+            return {"loss": loss}
+
+    for eagerly in (False, True):
+        model = Own([nn.Dense(1)])
+        model.compile("sgd", "mse", metrics=["mae"], run_eagerly=eagerly)
+        assert model.metrics_names == ["loss", "mae"]
+        with pytest.raises(UsageError, match=r"metric 'mae' cannot .*self\.compute_metrics\(x, y,"):
+            model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0)
+
+
+def test_a_layer_is_found_by_its_name_or_place() -> None:
+    model = nn.Sequential([nn.Dense(2, name="first"), nn.Dense(2), nn.Dense(1)], name="m")
+    assert model.get_layer("first") is model.get_layer(index=0) is model.layers[0]
+    assert model.get_layer(index=-1) is model.layers[2]
+    there = "there are 0 'first', 1 'dense', 2 'dense'"
+    with pytest.raises(UsageError, match=rf"'m' has no layers of the name 'second': {there}"):
+        model.get_layer("second")
+    with pytest.raises(UsageError, match=rf"has 2 layers of the name 'dense': {there}; .* index="):
+        model.get_layer("dense")
+    with pytest.raises(UsageError, match=rf"has no layers of index 3: {there}"):
+        model.get_layer(index=3)
+    with pytest.raises(UsageError, match="a layer's name or its index"):
+        model.get_layer()

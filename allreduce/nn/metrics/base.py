@@ -15,7 +15,7 @@ from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core.naming import snake_case
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import show
-from allreduce.graph.core.tensor import Tensor
+from allreduce.graph.core.tensor import Tensor, TracedTensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.dispatch import as_tensor
 
@@ -79,6 +79,12 @@ class Metric:
         """Add a batch in a loop of one's own, in this process."""
         truth = as_tensor(y_true)
         prediction = None if y_pred is None else as_tensor(y_pred)
+        if isinstance(truth, TracedTensor) or isinstance(prediction, TracedTensor):
+            raise UsageError(
+                f"{users_line()}: metric {self.name!r} cannot be updated inside a step; return "
+                '{"loss": loss, **self.compute_metrics(x, y, y_pred)} from a train_step, and fit '
+                "sums the metrics over batches and ranks"
+            )
         added = np.asarray(self.increment(truth, prediction, sample_weight).numpy(), np.float64)
         self._state = added if self._state is None else self._state + added
 

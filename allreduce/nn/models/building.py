@@ -52,6 +52,28 @@ class Built(Layer):
         self._building = False  # whether a subclass's `build` is running
         self._own_built = False  # whether it has run
 
+    def get_layer(self, name: str | None = None, index: int | None = None) -> Layer:
+        """Return a layer directly inside the model, by its name or by its place in `layers`.
+
+        Raises:
+            UsageError: Not one layer has this name, or none this place; the message lists them.
+        """
+        if (name is None) == (index is None):
+            raise UsageError("get_layer takes a layer's name or its index")
+        layers = self.layers
+        if index is None:
+            found = [layer for layer in layers if layer.name == name]
+        else:
+            found = layers[index:][:1] if -len(layers) <= index < len(layers) else []
+        if len(found) == 1:
+            return found[0]
+        wanted = f"the name {name!r}" if index is None else f"index {index}"
+        listed = ", ".join(f"{place} {layer.name!r}" for place, layer in enumerate(layers))
+        raise UsageError(
+            f"model {self.name!r} has {len(found) or 'no'} layers of {wanted}: there are "
+            f"{listed or 'none yet'}; give layers different names, or pass index="
+        )
+
     def _new_predict_step(self) -> Callable[[Any], Any]:
         """Make a function that lives as long as the model, so that it is traced once."""
 

@@ -16,6 +16,7 @@ from allreduce.events import logger
 from allreduce.graph.core.naming import snake_case, unique_name
 from allreduce.nn.core import checks, keras_names
 from allreduce.nn.core.calls import check_made
+from allreduce.nn.metrics import Metric
 from allreduce.nn.models import freezing, outputs, reports, saving
 from allreduce.nn.models.building import Built
 from allreduce.nn.models.outputs import Settings, Values
@@ -127,6 +128,16 @@ class Model(Built):
     def state_values(self) -> Mapping[str, Values]:
         """The functions from the sum of a metric's increments to its value, by name."""
         return self._steps().state_values
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """The compiled metrics, without the loss; in a `train_step`, return `compute_metrics`."""
+        return list(self._steps().metrics.values())
+
+    @property
+    def metrics_names(self) -> list[str]:
+        """The names of the compiled losses and metrics in histories, in their order."""
+        return self._steps().names
 
     @property
     def is_compiled(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,15 @@ class Output:
         for name, measure in self.weighted.items():
             found[name] = _increment(name, measure, (y, prediction, sample_weight))
         return found
+
+    @cached_property
+    def metrics(self) -> dict[str, metrics.Metric]:
+        """All metrics by their names in histories; a function becomes a Metric."""
+        found = {**self.measures, **self.weighted}
+        return {
+            name: each if isinstance(each, metrics.Metric) else metrics.Metric(each, name)
+            for name, each in found.items()
+        }
 
     @property
     def state_values(self) -> dict[str, Values]:

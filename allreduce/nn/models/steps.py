@@ -70,6 +70,34 @@ class Steps:
         planned = next(reversed(self._outputs.values()), [])
         return {name: value for each in planned for name, value in each.state_values.items()}
 
+    @property
+    def metrics(self) -> dict[str, metrics.Metric]:
+        """All outputs' metrics, by their names in histories."""
+        return {name: each for output in self._current() for name, each in output.metrics.items()}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the results, as `evaluated` orders them."""
+        lost = [output.name for output in self._current() if output.loss is not None]
+        total = ["loss"] if lost else []
+        return [*total, *(f"{name}_loss" for name in lost if name), *self.metrics]
+
+    def _current(self) -> list[Output]:
+        """Return the outputs, as the latest step found them or as a functional model lists them.
+
+        Raises:
+            UsageError: They are not known yet.
+        """
+        names = getattr(self._model, "output_names", [])
+        if len(names) > 1:
+            return self._planned(names)
+        if not self._outputs:
+            raise UsageError(
+                f"the outputs of model {self._model.name!r}, which compile names, are not known "
+                "before its first step: call fit, evaluate or train_on_batch first"
+            )
+        return next(reversed(self._outputs.values()))
+
     def train_step(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Tensor]:
         """Take one step; gives "loss" per sample and each metric, per sample or as an increment.
 
