@@ -29,7 +29,7 @@ def main(library: Any) -> dict[str, Any]:
             "sparse_categorical_crossentropy",
             metrics=["accuracy"],
         )
-    losses, note = losses_of(library)
+    losses, note = losses_of(library, 250, 40)
     model.fit(x, y, 40, epochs=4, shuffle=False, callbacks=[note], verbose=0)
     loss, accuracy = model.evaluate(x, y, verbose=0)
     return result(losses, loss=loss, accuracy=accuracy)

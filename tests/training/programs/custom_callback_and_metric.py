@@ -38,7 +38,7 @@ def main(library: Any) -> dict[str, Any]:
         model.compile(
             ar.optim.SGD(0.2), "sparse_categorical_crossentropy", ["accuracy", Surprise()]
         )
-    losses, note = losses_of(library)
+    losses, note = losses_of(library, 200, 30)
     stop = StopAt(0.9)
     history = model.fit(
         x, y, 30, epochs=20, shuffle=False, callbacks=[note, stop], verbose=0

@@ -25,6 +25,6 @@ def main(library: Any) -> dict[str, Any]:
         start(model)
         logits = ar.nn.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(ar.optim.Adam(0.02, clip_norm=0.5), logits, metrics=["accuracy"])
-    losses, note = losses_of(library)
+    losses, note = losses_of(library, 200, 30)
     history = model.fit(x, y, 30, epochs=4, shuffle=False, callbacks=[note], verbose=0).history
     return result(losses, **{name: values[-1] for name, values in history.items()})

@@ -21,7 +21,7 @@ def main(library: Any) -> dict[str, Any]:
         model.compile(
             library.optimizers.SGD(0.5), "sparse_categorical_crossentropy", metrics=["accuracy"]
         )
-    losses, note = losses_of(library)
+    losses, note = losses_of(library, 90, 20)
     stop = library.callbacks.EarlyStopping(patience=4, restore_best_weights=True)
     slower = library.callbacks.ReduceLROnPlateau(patience=2, factor=0.5)
     history = model.fit(

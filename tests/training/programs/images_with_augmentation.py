@@ -47,7 +47,7 @@ def main(library: Any) -> dict[str, Any]:
         start(model)
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     x, y = images(160, 0)
-    losses, note = losses_of(library)
+    losses, note = losses_of(library, 160, 32)
     model.fit(
         augmented(x, y, 32),
         epochs=8,

@@ -28,7 +28,7 @@ def main(library: Any) -> dict[str, Any]:
             "sparse_categorical_crossentropy",
             weighted_metrics=["accuracy"],
         )
-    losses, note = losses_of(library)
+    losses, note = losses_of(library, 400, 40)
     weights = {0: len(y) / (2 * usual), 1: len(y) / (2 * rare)}
     model.fit(
         *(x, y, 40),

@@ -11,7 +11,7 @@ from tests.training.programs.library import classes, losses_of, result, start
 
 def main(library: Any) -> dict[str, Any]:
     x, y = classes(150, 6, 3, seed=2)
-    losses, note = losses_of(library)
+    losses, note = losses_of(library, 100, 32)
     accuracies = []
     for fold in range(3):
         held_out = np.arange(150) % 3 == fold

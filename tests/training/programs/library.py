@@ -60,13 +60,26 @@ def start(model: Any, seed: int = 0) -> None:
     model.set_weights([fresh(np.asarray(weight)) for weight in model.get_weights()])
 
 
-def losses_of(library: Any) -> tuple[list[float], Any]:
-    """Return a list, and a callback that appends each update's loss so far in its epoch."""
-    losses: list[float] = []
+def losses_of(library: Any, rows: int, batch_size: int) -> tuple[list[float], Any]:
+    """Return a list, and a callback that appends each update's loss.
 
-    def note(_: int, logs: Any) -> None:
+    Logs have the mean over the epoch so far. Times the rows so far it is a sum, and the difference
+    of two sums gives an update's loss.
+
+    Args:
+        library: The library.
+        rows: How many rows an epoch has.
+        batch_size: How many rows a batch has, but perhaps the last.
+    """
+    losses: list[float] = []
+    sums = [0.0]  # of the epoch before each batch
+
+    def note(batch: int, logs: Any) -> None:
+        before, done = batch * batch_size, min(rows, (batch + 1) * batch_size)
+        del sums[batch + 1 :]
+        sums.append(float(logs["loss"]) * done)
         if len(losses) < UPDATES:
-            losses.append(float(logs["loss"]))
+            losses.append((sums[-1] - sums[-2]) / (done - before))
 
     return losses, library.callbacks.LambdaCallback(on_train_batch_end=note)
 

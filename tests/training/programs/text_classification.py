@@ -31,7 +31,7 @@ def main(library: Any) -> dict[str, Any]:
         start(model)
         model.compile(library.optimizers.RMSprop(0.01), "binary_crossentropy", metrics=["accuracy"])
     x, y = texts(300, 0)
-    losses, note = losses_of(library)
+    losses, note = losses_of(library, 300, 50)
     model.fit(x, y[:, None], batch_size=50, epochs=6, shuffle=False, callbacks=[note], verbose=0)
     tests, labels = texts(200, 1)
     found = model.predict(tests, verbose=0)[:, 0] > 0.5

@@ -33,7 +33,7 @@ def main(library: Any) -> dict[str, Any]:
             loss_weights={"price": 0.5, "kind": 1.0},
             metrics={"kind": ["accuracy"]},
         )
-    losses, note = losses_of(library)
+    losses, note = losses_of(library, 256, 32)
     history = model.fit(
         {"size": size, "place": place},
         {"price": price, "kind": kind},
