@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -227,14 +227,23 @@ def with_class_weight(samples: Samples, class_weight: Mapping[int, float]) -> Sa
         raise UsageError("pass class_weight or sample_weight, not both: multiply them beforehand")
     if not isinstance(samples.y, np.ndarray):
         raise UsageError("class_weight takes targets y of one output; pass sample_weight instead")
-    classes = samples.y
-    if classes.ndim > 1:
-        one_hot = classes.shape[-1] > 1
-        classes = classes.argmax(axis=-1) if one_hot else classes.squeeze(-1)
+    classes = _class_numbers(samples.y)
     weights = np.ones(classes.shape, np.float32)
     for number, weight in class_weight.items():
         weights[classes == number] = weight
     return Samples(samples.x, samples.y, weights)
+
+
+def has_classes(samples: Samples, classes: Sequence[int]) -> np.ndarray:
+    """Tell for each class whether a sample has it, `(classes,)`; as `with_class_weight` reads y."""
+    return np.isin(np.asarray(classes), _class_numbers(samples.y))
+
+
+def _class_numbers(y: np.ndarray) -> np.ndarray:
+    if y.ndim < 2:
+        return y
+    found: np.ndarray = y.argmax(axis=-1) if y.shape[-1] > 1 else y.squeeze(-1)
+    return found
 
 
 def check_class_weight(class_weight: Any) -> None:

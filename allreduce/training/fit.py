@@ -13,11 +13,13 @@ from allreduce.errors import UsageError
 from allreduce.events import logger
 from allreduce.graph.consistency.rank_check import Fact
 from allreduce.graph.core.seed import chosen, get_seed
+from allreduce.graph.replicate.replicator import Replicator
 from allreduce.training import loop
 from allreduce.training.arrays import (
     Samples,
     as_samples,
     gives_batches,
+    has_classes,
     split,
     validation_samples,
     with_class_weight,
@@ -35,7 +37,7 @@ from allreduce.training.facts import (
 from allreduce.training.hooks import Hooks, as_callbacks
 from allreduce.training.options import SHARDED, FitOptions, check_whole, is_sharded
 from allreduce.training.progress import Epoch, describe_batch, resolve
-from allreduce.training.ranks import check_world, rank_of, size_of
+from allreduce.training.ranks import check_world, everyones, rank_of, size_of
 from allreduce.training.sources import ArraySource, IterableSource, Order, Source
 from allreduce.training.trainable import Trainable
 
@@ -64,6 +66,7 @@ def fit(model: Trainable, x: Any, y: Any, options: FitOptions) -> History:
         settled["the list of callbacks"] = [type(each).__name__ for each in callbacks]
     _agree(model, "fit", given, settled, tests)
     _prepare(model, "fit", (given, ""), (tests, "validation "))
+    _warn_of_absent_classes(replicator, given, options)
     doubts = model.doubts()
     if doubts and not model.epochs_done and rank_of(replicator) == 0:
         logger.warning("fit: %s", doubts)
@@ -87,6 +90,23 @@ def fit(model: Trainable, x: Any, y: Any, options: FitOptions) -> History:
     return history
 
 
+def _warn_of_absent_classes(replicator: Replicator, given: Any, options: FitOptions) -> None:
+    """Warn on rank 0 of weights of classes that are in no rank's arrays."""
+    if not options.class_weight or not isinstance(given, Samples):
+        return
+    classes = sorted(map(int, options.class_weight))
+    found = has_classes(given, classes)
+    if is_sharded(options.data):
+        found = everyones(replicator, "the classes in y", found.tolist()).sum(axis=0)
+    absent = [str(each) for each, there in zip(classes, found, strict=True) if not there]
+    if absent and rank_of(replicator) == 0:
+        logger.warning(
+            "fit: class_weight has a weight for class %s, which is not in y; a class without a "
+            "weight counts 1",
+            ", ".join(absent),
+        )
+
+
 def _train(
     model: Trainable,
     source: Source,
@@ -106,7 +126,7 @@ def _train(
         with Epoch(label, source.steps, mode, model.replicator) as shown:
             values, steps = loop.train(model, source.epoch(order), epoch, shown, hooks)
             if not steps:
-                _check_not_first(epoch, options)
+                _check_not_first(model.replicator, epoch, options)
                 break
             logs = dict(values)
             if tested is not None and options.validates(epoch):
@@ -121,19 +141,20 @@ def _train(
     hooks.call("on_train_end", logs=logs)
 
 
-def _check_not_first(epoch: int, options: FitOptions) -> None:
-    """Say that an iterator has no more batches; all ranks come here together.
+def _check_not_first(replicator: Replicator, epoch: int, options: FitOptions) -> None:
+    """Warn on rank 0 that an iterator has no more batches; all ranks come here together.
 
     Raises:
         UsageError: It never had any.
     """
     if epoch == options.initial_epoch:
         raise UsageError("fit: x gave no batch; an iterator that was gone through gives no more")
-    logger.warning(
-        "fit: x has no more batches for epoch %d of %d; pass something that can be iterated again, "
-        "or steps_per_epoch, so that one iterator lasts for all epochs",
-        *(epoch + 1, options.epochs),
-    )
+    if rank_of(replicator) == 0:
+        logger.warning(
+            "fit: x has no more batches for epoch %d of %d; pass something that can be iterated "
+            "again, or steps_per_epoch, so that one iterator lasts for all epochs",
+            *(epoch + 1, options.epochs),
+        )
 
 
 def _training_data(x: Any, y: Any, options: FitOptions) -> tuple[Any, Any]:
