@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 # Of temporary files, which are renamed when they are complete.
 _PREFIX = ".allreduce-writing-"
+
+_ROOM = "make room there, or name a file elsewhere"
+_PERMISSION = "allow to write there, or name a file elsewhere"
+# The remedy if the system refuses a file, by its error.
+_REMEDIES: Mapping[int | None, str] = {
+    errno.EACCES: _PERMISSION,
+    errno.EDQUOT: _ROOM,
+    errno.ENAMETOOLONG: "use a shorter name",
+    errno.ENOSPC: _ROOM,
+    errno.EPERM: _PERMISSION,
+    errno.EROFS: _PERMISSION,
+}
+
+
+def refusal(error: OSError) -> str:
+    """Return the system's reason for refusing to write a file, and the remedy."""
+    remedy = _REMEDIES.get(error.errno, "name a file elsewhere")
+    return f"{error.strerror or error}; {remedy}"
 
 
 def replace(path: Path, contents: bytes) -> None:

@@ -10,6 +10,8 @@ from typing import Any, TextIO
 import numpy as np
 
 from allreduce.callbacks.base import Callback, Logs
+from allreduce.errors import UsageError
+from allreduce.files import refusal
 
 
 class CSVLogger(Callback):
@@ -31,9 +33,12 @@ class CSVLogger(Callback):
     def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002
         if self.rank:
             return
-        old = self._path.read_text() if self._append and self._path.exists() else ""
+        try:
+            old = self._path.read_text() if self._append and self._path.exists() else ""
+            self._file = self._path.open("a" if self._append else "w", newline="")
+        except OSError as error:
+            raise UsageError(f"CSVLogger cannot write {self._path}: {refusal(error)}") from None
         self._columns = old.splitlines()[0].split(self._separator) if old else []
-        self._file = self._path.open("a" if self._append else "w", newline="")
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         if self._file is None:

@@ -176,8 +176,8 @@ class LossWatch:
         remedy = "lower the learning rate, and look for NaN or infinity in x and y"
         if self._epoch == step == 0:
             remedy = (
-                "look for NaN or infinity in x and y, and in the weights: a fit that ended so has "
-                "spoilt them, and they have to be made or loaded anew"
+                "look for NaN or infinity in x and y, and in the weights: a NaN loss in an earlier "
+                "fit makes them NaN, so make the model again, or load it"
             )
         raise NumericsError(
             f"fit on rank {here}: the loss became NaN in epoch {self._epoch + 1}, step {step + 1} "

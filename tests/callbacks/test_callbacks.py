@@ -165,6 +165,13 @@ def test_csv_files_have_a_line_per_epoch(tmp_path: Path) -> None:
     assert [row["val_loss"] for row in rows][2] == "NA"
 
 
+def test_a_csv_file_that_cannot_be_opened_is_named_with_a_remedy(tmp_path: Path) -> None:
+    for path, reason in ((tmp_path / "no" / "log.csv", "No such file"), (tmp_path, "Is a dir")):
+        said = f"^CSVLogger cannot write {path}: {reason}.*; name a file elsewhere$"
+        with pytest.raises(UsageError, match=said):
+            fitted(ar.callbacks.CSVLogger(path))
+
+
 def test_csv_files_keep_a_validation_that_comes_later(tmp_path: Path) -> None:
     _, history = fitted(ar.callbacks.CSVLogger(tmp_path / "log.csv"), epochs=2, validation_freq=2)
     rows = list(csv.DictReader((tmp_path / "log.csv").read_text().splitlines()))

@@ -262,7 +262,7 @@ def test_attention_takes_a_mask_and_other_sequences() -> None:
         (lambda: nn.Conv2D(0, 3), "Conv2D takes filters, an integer above 0, not 0"),
         (lambda: nn.Conv2D(4, (3, 0)), "the kernel_size of Conv2D: sizes are 1 or more"),
         (lambda: nn.Conv2D(4, 3, padding="some"), "Conv2D takes padding 'valid' or 'same'"),
-        (lambda: nn.Conv2D(4, 3)(np.ones((2, 8, 8))), r"takes inputs of shape \(batch, height"),
+        (lambda: nn.Conv2D(4, 3)(np.ones((2, 8, 8))), r"width, channels\), but got \(2, 8, 8\)"),
         (lambda: nn.Conv2D(4, 3, groups=3)(np.ones((2, 8, 8, 3))), "multiples of 3 groups"),
         (lambda: nn.Conv2D(4, 9)(np.ones((2, 8, 8, 3))), "windows of 9×9 do not fit images of 8×8"),
         (lambda: nn.MaxPool2D(3)(np.ones((2, 2, 2, 1))), "windows of 3×3 do not fit"),

@@ -73,10 +73,10 @@ class Conv2D(Layer):
     def build(self, input_shape: Any) -> None:
         channels = input_shape[-1] if len(input_shape) == 4 else None
         if not isinstance(channels, int) or channels % self.groups or self.filters % self.groups:
+            split = f"channels and its {self.filters} filters multiples of {self.groups} groups, "
             raise ShapeError(
                 f"layer {self.path!r} (Conv2D) takes inputs of shape (batch, height, width, "
-                f"channels), channels and its {self.filters} filters multiples of {self.groups} "
-                f"groups, but got {show(input_shape)}"
+                f"channels), {split if self.groups > 1 else ''}but got {show(input_shape)}"
             )
         shape = (*self.kernel_size, channels // self.groups, self.filters)
         self.add_variable("kernel", shape, self.kernel_initializer)

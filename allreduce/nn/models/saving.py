@@ -5,7 +5,6 @@ Readers see the old file or the new one, and several ranks may write at once.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Mapping
@@ -26,18 +25,6 @@ from allreduce.optim import Optimizer
 
 FORMAT = "allreduce-model-1"
 WEIGHTS, OPTIMIZER = "weights/", "optimizer/"
-
-_ROOM = "make room there, or name a file elsewhere"
-_PERMISSION = "allow to write there, or name a file elsewhere"
-# The remedy if the system refuses a file, by its error.
-_REMEDIES: Mapping[int | None, str] = {
-    errno.EACCES: _PERMISSION,
-    errno.EDQUOT: _ROOM,
-    errno.ENAMETOOLONG: "use a shorter name",
-    errno.ENOSPC: _ROOM,
-    errno.EPERM: _PERMISSION,
-    errno.EROFS: _PERMISSION,
-}
 
 
 def save(
@@ -94,8 +81,7 @@ def write(
         _check_place(path)
         files.replace(path, contents)
     except OSError as error:  # its own text names a file that is gone again
-        remedy = _REMEDIES.get(error.errno, "name a file elsewhere")
-        raise UsageError(f"cannot save to {path}: {error.strerror or error}; {remedy}") from None
+        raise UsageError(f"cannot save to {path}: {files.refusal(error)}") from None
 
 
 def _checksum(tensors: Mapping[str, np.ndarray], text: str) -> str:
