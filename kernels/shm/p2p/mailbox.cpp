@@ -77,12 +77,52 @@ bool Messages::write_unsent() {
   return moved;
 }
 
+// Whether a letter is valid: its writer may run other code.
+bool Messages::sound(const Letter& letter) const {
+  if (letter.from >= share_.members || static_cast<int>(letter.type) >= kTypes) return false;
+  const std::uint64_t unit = size_of(letter.type);
+  if (letter.count > UINT64_MAX / unit) return false;
+  const std::uint64_t bytes = letter.count * unit;
+  const auto fits = [&](std::uint64_t size, std::uint64_t needed) {
+    return needed <= size && letter.offset <= size - needed;
+  };
+  switch (letter.kind) {
+    case LetterKind::message:
+      return bytes <= kEager;
+    case LetterKind::offer: {
+      const auto region = letter.where == 0 ? nullptr : share_.group.find_region(letter.where);
+      return !region || fits(region->part_bytes, bytes);
+    }
+    case LetterKind::accept:
+    case LetterKind::fetched: {
+      const auto own = find(letter.send);
+      return !own || own->call.collective == Collective::send;
+    }
+    case LetterKind::chunk: {
+      const auto own = find(letter.recv);
+      const bool fit =
+          !own || (own->call.collective == Collective::recv && fits(bytes_of(*own), letter.count));
+      return fit && letter.where < kWindows && letter.count <= kWindow;
+    }
+    case LetterKind::taken:
+      return true;
+  }
+  return false;
+}
+
 bool Messages::read_letter() {
   if (share_.members == 1) return false;
   const std::uint64_t position = read_.load(std::memory_order_relaxed);
   const std::size_t i = position % kLetters;
   LetterBox& box = own().letters[i];
   if (box.turn.load(std::memory_order_seq_cst) != lap_turn(position) + 1) return false;
+  if (!sound(box.letter)) {
+    explain(share_,
+            "another rank has written what is no part of a message; install the same "
+            "version of allreduce on all ranks");
+    share_.group.blame({Fault::aborted, share_.me, share_.me, 0});
+    return false;
+  }
   take({box.letter, own().payloads[i], own().remarks[i].get(), nullptr});
   read_.store(position + 1, std::memory_order_release);
   // Pairs with the load of `turn` in try_write(), whose member may sleep until there is room.

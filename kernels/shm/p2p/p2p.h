@@ -93,6 +93,7 @@ class Messages {
   bool try_write(int to, const Outgoing& outgoing);
   bool write_unsent();
   bool read_letter();
+  bool sound(const Letter& letter) const;
   void take(const Incoming& incoming);
   void take_chunk(const Letter& letter);
   bool stage_chunk();
