@@ -75,7 +75,8 @@ def test_every_gradient_has_a_case() -> None:
         for name in names()
         if lookup(name).kind == "compute" and lookup(name).gradient not in (None, cut)
     }
-    assert differentiable - {case.op for case in CASES} == set()
+    # Rounding has steps; its gradient is the identity's (tests/optim/test_mixed_precision.py).
+    assert differentiable - {case.op for case in CASES} == {"round_to_bfloat16"}
 
 
 def _network(labels: Tensor, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor) -> list[Tensor]:
