@@ -38,7 +38,7 @@ test: .venv/.test
 # On this machine's GPUs; where it has none, or with STANDINS=1, on simulated ones.
 gpu-test: .venv-gpu/.installed .venv/.test
 	.venv-gpu/bin/python -m tests.gpu.launch -- .venv-gpu/bin/python -m pytest \
-	  -m "$(or $(MARK),not torture)" $(or $(ARGS),tests/gpu)
+	  -m "$(or $(MARK),not torture)" $(or $(ARGS),tests/gpu $(LANES))
 
 # As `make test` runs it: a machine that cannot have the packages still tests everything else.
 gpu-lane:
