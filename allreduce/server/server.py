@@ -359,7 +359,7 @@ class Server:
             results = _ANSWERS[frame.kind](self, frame, arrays, reply)
         except Exception as error:  # reaches the client, which raises it
             reply = failure(error, frame.request)
-        with contextlib.suppress(PeerLostError):  # of the client, whom nothing else interests
+        with contextlib.suppress(PeerLostError):  # the client is gone
             channel.send(reply, results)
 
     def _run(

@@ -51,7 +51,7 @@ class Wait:
         """Return whether time is left; report a long wait once.
 
         Args:
-            awaited: The awaited processes, and what they have to do.
+            awaited: Names the awaited processes and the call that they must make.
         """
         if not self._reported and not self.quiet:
             self._reported = True

@@ -22,7 +22,7 @@ class Mean(Metric):
         super().__init__(None, name)
 
     def increment(self, y_true: Any, y_pred: Any = None, sample_weight: Any = None) -> Tensor:
-        """Add values `(batch, …)`, in the place of y_true, and their weights."""
+        """Add values `(batch, …)`, passed as y_true, and their weights."""
         values = as_tensor(y_true)
         weights = y_pred if sample_weight is None else sample_weight
         if not values.ndim:

@@ -185,7 +185,7 @@ with pytest.raises(errors.TimeoutError) as caught:
     comm.all_reduce(np.ones(10), async_op=True).wait(20 if rank == 2 else None)
 assert rank == 1 or 0.7 < time.monotonic() - began < 1.9
 say(caught.value)
-world().exchange("told", b'', 20)  # with rank 0 would go who tells rank 1
+world().exchange("told", b'', 20)  # rank 0 must stay: rank 1 learns of the death from it
 """,
         timeout=0.95,  # less than after which rank 2 tells by itself that it waits
     )
