@@ -22,6 +22,7 @@ RATIOS = {
     ("transformer", 2, "pytorch"): 1.2,
     ("chain", 1, "numpy"): 4.0,
     ("adam", 2, "pytorch"): 4.0,
+    ("adamw-clipped", 2, "pytorch-fused"): 1.8,
 }
 # Without a peer: the goal, and whether it is an upper limit.
 FIGURES = {

@@ -7,9 +7,11 @@ from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
+from allreduce import _native
+from allreduce.graph.update.update import NativeUpdate
 from allreduce.optim.base import Optimizer
 from allreduce.optim.checks import checked
-from allreduce.optim.options import Options, mean_blocks
+from allreduce.optim.options import Options
 
 
 class Adagrad(Optimizer):
@@ -51,8 +53,14 @@ class Adagrad(Optimizer):
         count: np.ndarray,
         step: int,
     ) -> None:
-        rate, start = self.rate(step), self.initial_accumulator_value + self.epsilon
-        for part, gradient in mean_blocks(gradients, count):
-            squares = slots["accumulator"][part]
-            squares += np.square(gradient)
-            parameters[part] -= rate * gradient / np.sqrt(squares + start)
+        own = [slots[name] for name in self.slots]
+        _native.apply_rule("adagrad", parameters, gradients, own, count, _numbers(self, step))
+
+    def native(self, header: np.ndarray, slots: Mapping[str, np.ndarray]) -> NativeUpdate:
+        made = _native.rule_update("adagrad", header, [slots[name] for name in self.slots])
+        return NativeUpdate(made, lambda step: made.set(_numbers(self, step)))
+
+
+def _numbers(rule: Adagrad, step: int) -> list[float]:
+    """List what the kernel takes."""
+    return [rule.rate(step), rule.initial_accumulator_value + rule.epsilon]

@@ -95,12 +95,19 @@ class Optimizer(UpdateRule):
 
     @property
     def is_elementwise(self) -> bool:
-        """Whether any range may be updated separately, as in sharded updates."""
-        return not self.is_per_variable and self.clip_norm is None and self._is_plain
+        """Whether any range may be updated by itself, as in sharded updates."""
+        return not self.is_per_variable
 
     @property
-    def _is_plain(self) -> bool:
-        return self.clip_value is None and self.ema_momentum is None and self.groups is None
+    def is_plain(self) -> bool:
+        """Whether `update` and `native` do all that there is to an update."""
+        return self.clip_norm is None and self._updates_at_once
+
+    @property
+    def _updates_at_once(self) -> bool:
+        """Whether one call of `update` changes a bucket."""
+        options = (self.clip_value, self.ema_momentum, self.groups)
+        return not self.is_per_variable and all(each is None for each in options)
 
     def bucket_update(
         self, spans: Sequence[tuple[str, slice]], updates: Updates | None = None
@@ -111,7 +118,7 @@ class Optimizer(UpdateRule):
             spans: Each variable's path and its range of the bucket.
             updates: Finds the update of a kind of device; None for `update` itself.
         """
-        if self._is_plain and not self.is_per_variable:
+        if self._updates_at_once:
             return super().bucket_update(spans, updates)
         return bucket_update(self, spans, updates)
 

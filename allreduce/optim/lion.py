@@ -7,9 +7,11 @@ from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
+from allreduce import _native
+from allreduce.graph.update.update import NativeUpdate
 from allreduce.optim.base import Optimizer
 from allreduce.optim.checks import checked
-from allreduce.optim.options import Options, mean_blocks
+from allreduce.optim.options import Options
 
 
 class Lion(Optimizer):
@@ -53,10 +55,15 @@ class Lion(Optimizer):
         count: np.ndarray,
         step: int,
     ) -> None:
-        rate = self.rate(step)
-        for part, gradient in mean_blocks(gradients, count):
-            values, momentum = parameters[part], slots["m"][part]
-            sign = np.sign(self.beta_1 * momentum + (1 - self.beta_1) * gradient)
-            values -= rate * (sign + self.weight_decay * values)
-            momentum *= self.beta_2
-            momentum += (1 - self.beta_2) * gradient
+        own = [slots[name] for name in self.slots]
+        _native.apply_rule("lion", parameters, gradients, own, count, _numbers(self, step))
+
+    def native(self, header: np.ndarray, slots: Mapping[str, np.ndarray]) -> NativeUpdate:
+        made = _native.rule_update("lion", header, [slots[name] for name in self.slots])
+        return NativeUpdate(made, lambda step: made.set(_numbers(self, step)))
+
+
+def _numbers(rule: Lion, step: int) -> list[float]:
+    """List what the kernel takes."""
+    first, second = rule.beta_1, rule.beta_2
+    return [rule.rate(step), first, 1 - first, second, 1 - second, rule.weight_decay]

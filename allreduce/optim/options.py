@@ -5,7 +5,7 @@ Where none is set, a bucket is updated by one call of `Optimizer.update`, in one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -17,7 +17,6 @@ from allreduce.graph.update.update import Updates
 from allreduce.optim.checks import checked
 
 Groups = Callable[[str], Mapping[str, Any]]
-_BLOCK = 1 << 14  # elements
 AVERAGE = "weights_average"  # the slot of the weights' average
 
 
@@ -124,13 +123,6 @@ class GroupView:
 def mean_gradient(gradients: np.ndarray, count: np.ndarray) -> np.ndarray:
     """Divide sums `(n,)` by the number of samples `(1,)`; zeros where there are no samples."""
     return gradients / count if count[0] > 0 else np.zeros_like(gradients)
-
-
-def mean_blocks(gradients: np.ndarray, count: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """Give the mean gradient in blocks that stay in a core's cache, with their ranges."""
-    for first in range(0, len(gradients), _BLOCK):
-        part = slice(first, first + _BLOCK)
-        yield part, mean_gradient(gradients[part], count)
 
 
 @dataclass(frozen=True)

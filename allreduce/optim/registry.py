@@ -66,6 +66,15 @@ def _made(kind: type[Optimizer], config: Any, custom: Mapping[str, Any]) -> Opti
         raise unknown_name(f"argument of {kind.__name__}", unknown[0], takes)
     if isinstance(config.get("learning_rate"), Mapping):
         config = {**config, "learning_rate": schedules.get(config["learning_rate"], custom)}
+    groups = config.get("groups")
+    if isinstance(groups, Mapping):
+        name = groups["function"]
+        if name not in custom:
+            raise UsageError(
+                f"the groups of {kind.__name__} are the function {name!r}; pass it as "
+                f"custom_objects={{{name!r}: …}}"
+            )
+        config = {**config, "groups": custom[name]}
     return kind.from_config(config)
 
 
@@ -84,10 +93,7 @@ def serialize(optimizer: Optimizer) -> dict[str, Any]:
             "ar.optim.schedules.Schedule, of which a class of your own can be saved, too"
         )
     if "groups" in config:
-        raise UsageError(
-            f"{kind.__name__} cannot be saved: its groups is the function "
-            f"{config['groups']['function']!r}; save_weights keeps the weights"
-        )
+        config["groups"] = {"function": _name_of_groups(optimizer)}
     wrong = _lack(kind, config)
     if wrong:
         raise UsageError(
@@ -98,6 +104,18 @@ def serialize(optimizer: Optimizer) -> dict[str, Any]:
     row = TABLE.get(kind.__name__.lower())
     key = "name" if row == (kind.__module__, kind.__name__) else "custom"
     return {key: kind.__name__, "config": config}
+
+
+def _name_of_groups(optimizer: Optimizer) -> str:
+    """Return the name under which loading finds the function among one's custom objects."""
+    name = str(getattr(optimizer.groups, "__name__", "<lambda>"))
+    if name == "<lambda>":
+        raise UsageError(
+            f"{type(optimizer).__name__} cannot be saved: its groups is {optimizer.groups!r}; "
+            "define it as a function with a name, and pass that to load_model as "
+            "custom_objects={name: function} (save_weights keeps the weights)"
+        )
+    return name
 
 
 def _lack(kind: type[Optimizer], config: Mapping[str, Any]) -> str:

@@ -7,9 +7,11 @@ from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
+from allreduce import _native
+from allreduce.graph.update.update import NativeUpdate
 from allreduce.optim.base import Optimizer
 from allreduce.optim.checks import checked
-from allreduce.optim.options import Options, mean_blocks
+from allreduce.optim.options import Options
 
 
 class RMSprop(Optimizer):
@@ -59,21 +61,15 @@ class RMSprop(Optimizer):
         count: np.ndarray,
         step: int,
     ) -> None:
-        rate, rho = self.rate(step), self.rho
-        for part, gradient in mean_blocks(gradients, count):
-            square = slots["velocity"][part]
-            square *= rho
-            square += (1 - rho) * np.square(gradient)
-            below = square + self.epsilon
-            if self.centered:
-                mean = slots["mean"][part]
-                mean *= rho
-                mean += (1 - rho) * gradient
-                below -= np.square(mean)
-            move = rate * gradient / np.sqrt(below)
-            if self.momentum:
-                velocity = slots["momentum"][part]
-                velocity *= self.momentum
-                velocity += move
-                move = velocity
-            parameters[part] -= move
+        own = [slots[name] for name in self.slots]
+        _native.apply_rule("rmsprop", parameters, gradients, own, count, _numbers(self, step))
+
+    def native(self, header: np.ndarray, slots: Mapping[str, np.ndarray]) -> NativeUpdate:
+        made = _native.rule_update("rmsprop", header, [slots[name] for name in self.slots])
+        return NativeUpdate(made, lambda step: made.set(_numbers(self, step)))
+
+
+def _numbers(rule: RMSprop, step: int) -> list[float]:
+    """List what the kernel takes."""
+    rho = rule.rho
+    return [rule.rate(step), rho, 1 - rho, rule.epsilon, rule.momentum, float(rule.centered)]

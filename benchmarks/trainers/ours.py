@@ -200,9 +200,14 @@ def _digits(workload: Workload) -> Model:
     return model, ar.nn.losses.sparse_categorical_crossentropy
 
 
+def _clipping() -> ar.optim.AdamW:
+    settings = adam.WEIGHT_DECAY, BETA_1, BETA_2, EPSILON
+    return ar.optim.AdamW(LEARNING_RATE, *settings, clip_norm=adam.CLIP_NORM)
+
+
 def _adam(workload: Workload) -> Step:
     variables = [ar.Variable(each, name=name) for name, each in workload.first_weights().items()]
-    rule = optimizer()
+    rule = optimizer() if workload.name == "adam" else _clipping()
 
     @ar.function
     def step(slope: ar.Tensor) -> ar.Tensor:
@@ -227,5 +232,6 @@ STEPS: dict[str, Callable[[Workload], Step]] = {
     "digits": training(_digits),
     "digits-each": training(_digits),
     "adam": _adam,
+    "adamw-clipped": _adam,
     "chain": _chain,
 }

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
-from workloads import transformer
+from workloads import adam, transformer
 from workloads.base import BETA_1, BETA_2, EPSILON, LEARNING_RATE, Array, Workload
 
 Weights = dict[str, torch.Tensor]
@@ -25,15 +25,18 @@ def build(name: str, workload: Workload, rank: int, ports: Sequence[int]) -> tup
         dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=len(ports))
     weights = {key: torch.from_numpy(each) for key, each in workload.first_weights().items()}
     model, loss = _MODELS[workload.name](weights)
-    return rank, PyTorch(model, loss, several=len(ports) > 1, fused=name == "pytorch-fused")
+    settings = {"several": len(ports) > 1, "fused": name == "pytorch-fused"}
+    return rank, PyTorch(model, loss, clips=workload.name == "adamw-clipped", **settings)
 
 
 class PyTorch:
-    """A model, its loss, and torch.optim.Adam."""
+    """A model, its loss, and torch.optim.Adam, or AdamW with clipping by the norm."""
 
     about = f"PyTorch {torch.__version__}"
 
-    def __init__(self, model: nn.Module, loss: Loss, *, several: bool, fused: bool) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Loss, *, several: bool, fused: bool, clips: bool = False
+    ) -> None:
         # Gradients that are views of the buckets save a copy.
         self._model = (
             nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -41,9 +44,12 @@ class PyTorch:
             else model
         )
         self._loss = loss
-        self._adam = torch.optim.Adam(
-            model.parameters(), LEARNING_RATE, (BETA_1, BETA_2), EPSILON, fused=fused
-        )
+        self._clips = clips
+        settings = (model.parameters(), LEARNING_RATE, (BETA_1, BETA_2), EPSILON)
+        if clips:
+            self._adam = torch.optim.AdamW(*settings, adam.WEIGHT_DECAY, fused=fused)
+        else:
+            self._adam = torch.optim.Adam(*settings, fused=fused)
 
     def step(self, *batch: Array) -> torch.Tensor:
         """Do one step; returns the loss."""
@@ -51,6 +57,8 @@ class PyTorch:
         loss = self._loss(self._model(x), *rest)
         self._adam.zero_grad()
         loss.backward()
+        if self._clips:
+            nn.utils.clip_grad_norm_(self._model.parameters(), adam.CLIP_NORM)
         self._adam.step()
         return loss
 
@@ -168,4 +176,5 @@ _MODELS: dict[str, Callable[[Weights], tuple[nn.Module, Loss]]] = {
     "conv": _conv,
     "transformer": _transformer,
     "adam": _adam,
+    "adamw-clipped": _adam,
 }

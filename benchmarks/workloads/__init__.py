@@ -9,6 +9,6 @@ WORKLOADS: dict[str, Workload] = {
     each.name: each
     for each in (
         *(mlp.LARGE, mlp.DEVICES, mlp.SMALL, conv.CASE, transformer.CASE, chain.CASE),
-        *(adam.CASE, parts.INPUT, parts.INSTRUCTIONS, digits.CASE, digits.EACH),
+        *(adam.CASE, adam.CLIPPED, parts.INPUT, parts.INSTRUCTIONS, digits.CASE, digits.EACH),
     )
 }

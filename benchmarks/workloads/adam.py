@@ -6,11 +6,14 @@ and the update only filling them in takes time.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from workloads.base import Array, Workload
 
 PARTS, SIZE = 20, 1_000_000
+WEIGHT_DECAY, CLIP_NORM = 0.01, 1.0  # of the second case; all its gradients are clipped
 
 
 def _weights(random: np.random.Generator) -> dict[str, Array]:
@@ -29,3 +32,5 @@ CASE = Workload(
     _batch,
     1,
 )
+
+CLIPPED = replace(CASE, name="adamw-clipped", title="AdamW with clipped norm, 20 M parameters")

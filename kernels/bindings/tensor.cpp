@@ -4,6 +4,8 @@
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cmath>
@@ -189,6 +191,25 @@ void bind_optimizers(nb::module_& m) {
       "value"_array, "gradient"_array, "mean"_array, "square"_array, "count"_array,
       nb::arg("learning_rate"), nb::arg("beta1"), nb::arg("beta2"), nb::arg("epsilon"),
       nb::arg("step"), nb::arg("weight_decay") = 0.0);
+  m.def(
+      "apply_rule",
+      [](const std::string& rule, Array<T> value, Array<const T> gradient,
+         const std::vector<Array<T>>& slots, Array<const T> count,
+         const std::vector<double>& numbers) {
+        const std::size_t n = same_size(value.size(), gradient.size());
+        T* at[kMostRuleSlots] = {};
+        if (slots.size() > kMostRuleSlots) throw nb::value_error("too many slots");
+        for (std::size_t i = 0; i < slots.size(); ++i) {
+          same_size(n, slots[i].size());
+          at[i] = slots[i].data();
+        }
+        RuleStep<T> step(numbers);
+        step.numbers[0] = only_element<T>(count);
+        const RuleKernel<T> run = tensor_kernels().of<T>().rules[rule_of(rule)];
+        unlocked(n, [&] { run(value.data(), gradient.data(), at, step.numbers, n); });
+      },
+      nb::arg("rule"), "value"_array, "gradient"_array, nb::arg("slots"), "count"_array,
+      nb::arg("numbers"));
 }
 
 template <class T>

@@ -2,6 +2,8 @@
 #include "shm/update.h"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include "bindings/comm.h"
 #include "bindings/tensor.h"
@@ -74,7 +76,52 @@ class SgdUpdate : public TypedUpdate<T> {
 };
 
 template <class T>
-void bind_typed(nb::module_& m, const char* adam, const char* sgd) {
+class RuleUpdate : public TypedUpdate<T> {
+ public:
+  RuleUpdate(const std::string& rule, Array<const T> header, const std::vector<Array<T>>& slots)
+      : run_(tensor_kernels().of<T>().rules[rule_of(rule)]), used_(slots.size()) {
+    if (header.size() == 0 || slots.empty() || slots.size() > kMostRuleSlots)
+      throw nb::value_error("an empty header, or no slots or too many");
+    for (std::size_t i = 0; i < used_; ++i) {
+      if (slots[i].size() != slots[0].size()) throw nb::value_error("arrays of different sizes");
+      slots_[i] = slots[i].data();
+    }
+    this->header_ = header.data();
+    this->header_bytes = header.size() * sizeof(T);
+    this->count_ = slots[0].size();
+  }
+  void set(const std::vector<double>& numbers) { step_ = RuleStep<T>(numbers); }
+  void apply(std::byte* values, const std::byte* sums, std::uint64_t low,
+             std::uint64_t count) const override {
+    RuleStep<T> step = step_;
+    step.numbers[0] = *this->header_;
+    T* at[kMostRuleSlots] = {};
+    for (std::size_t i = 0; i < used_; ++i) at[i] = slots_[i] + low;
+    run_(reinterpret_cast<T*>(values), reinterpret_cast<const T*>(sums), at, step.numbers, count);
+  }
+  std::vector<const std::byte*> slots() const override {
+    std::vector<const std::byte*> found;
+    for (std::size_t i = 0; i < used_; ++i)
+      found.push_back(reinterpret_cast<const std::byte*>(slots_[i]));
+    return found;
+  }
+
+ private:
+  RuleKernel<T> run_;
+  std::size_t used_;
+  T* slots_[kMostRuleSlots] = {};
+  RuleStep<T> step_{};
+};
+
+template <class T>
+void bind_typed(nb::module_& m, const char* adam, const char* sgd, const char* rule) {
+  nb::class_<RuleUpdate<T>, Update>(m, rule).def("set", &RuleUpdate<T>::set, nb::arg("numbers"));
+  m.def(
+      "rule_update",
+      [](const std::string& name, Array<const T> header, const std::vector<Array<T>>& slots) {
+        return RuleUpdate<T>(name, header, slots);
+      },
+      nb::arg("rule"), nb::arg("header").noconvert(), nb::arg("slots"));
   nb::class_<AdamUpdate<T>, Update>(m, adam).def(
       "set", &AdamUpdate<T>::set, nb::arg("learning_rate"), nb::arg("beta1"), nb::arg("beta2"),
       nb::arg("epsilon"), nb::arg("weight_decay"), nb::arg("number"));
@@ -105,8 +152,8 @@ void bind_updates(nb::module_& m) {
             update.keeps = keeps;
           },
           nb::arg("sums"), nb::arg("keeps"));
-  bind_typed<float>(m, "AdamUpdate32", "SgdUpdate32");
-  bind_typed<double>(m, "AdamUpdate64", "SgdUpdate64");
+  bind_typed<float>(m, "AdamUpdate32", "SgdUpdate32", "RuleUpdate32");
+  bind_typed<double>(m, "AdamUpdate64", "SgdUpdate64", "RuleUpdate64");
 }
 
 }  // namespace allreduce

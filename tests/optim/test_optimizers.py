@@ -117,10 +117,12 @@ def test_twenty_steps_are_those_of_the_formula(name: str) -> None:
     assert isinstance(optim.get(name.lower()), type(make()))
 
 
-@pytest.mark.parametrize("name", ["AdamW", "RMSprop", "Adagrad"])
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad"])
 def test_twenty_steps_are_pytorchs(name: str) -> None:
     torch: Any = pytest.importorskip("torch", reason="needs torch: pip install torch")
     makers: dict[str, tuple[Any, Any]] = {
+        "SGD": (optim.SGD(0.01, 0.9), {"lr": 0.01, "momentum": 0.9}),
+        "Adam": (optim.Adam(0.01, epsilon=1e-12), {"lr": 0.01, "eps": 1e-12}),
         "AdamW": (optim.AdamW(0.01, 0.1, epsilon=1e-8), {"lr": 0.01, "weight_decay": 0.1}),
         "RMSprop": (
             optim.RMSprop(0.01, 0.9, epsilon=1e-12),
@@ -184,6 +186,20 @@ def test_groups_have_hyperparameters_of_their_own() -> None:
         stepped(optim.SGD(0.01, groups=groups), GRADIENTS)
 
 
+def no_decay(path: str) -> dict[str, float]:
+    return {"weight_decay": 0.0} if path.endswith("bias") else {}
+
+
+def test_groups_are_saved_by_their_name(tmp_path: Path) -> None:
+    model = nn.Sequential([nn.Input((3,)), nn.Dense(2)])
+    model.compile(optim.AdamW(groups=no_decay), "mse")
+    model.save(tmp_path / "model")
+    again = nn.load_model(tmp_path / "model", custom_objects={"no_decay": no_decay})
+    assert again.optimizer.groups is no_decay
+    with pytest.raises(UsageError, match="groups of AdamW are the function 'no_decay'; pass it as"):
+        nn.load_model(tmp_path / "model")
+
+
 def test_weights_have_a_moving_average_to_evaluate_with(tmp_path: Path) -> None:
     model = nn.Sequential([nn.Input((3,)), nn.Dense(2)])
     model.compile(optim.SGD(0.1, ema_momentum=0.9), "mse")
@@ -222,7 +238,7 @@ def test_weights_have_a_moving_average_to_evaluate_with(tmp_path: Path) -> None:
         (lambda: optim.SGD(groups={}), "groups is a function"),  # type: ignore[arg-type]
         (lambda: optim.SGD(clip_nrm=1.0), "did you mean 'clip_norm'"),  # type: ignore[call-arg]
         (lambda: optim.get("nadam"), r"there are adagrad[^;]*$"),
-        (lambda: optim.serialize(optim.SGD(groups=lambda _: {})), "groups is the function"),
+        (lambda: optim.serialize(optim.SGD(groups=lambda _: {})), "as a function with a name"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(call: Any, message: str) -> None:

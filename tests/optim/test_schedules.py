@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -221,3 +223,13 @@ def test_training_goes_on_after_a_schedule_has_failed(size: int, eagerly: bool) 
 def test_ranks_follow_a_schedule_and_compare_it() -> None:
     for result in run_ranks(_ranks_with_schedules, 2):
         assert result.returncode == 0, result.stderr
+
+
+def test_the_page_has_every_schedule_with_its_arguments() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "nn.md").read_text()
+    for name, kind in schedules._TABLE.items():
+        (row,) = (line for line in page.splitlines() if re.match(rf"\|[^|]*`{name}`", line))
+        for argument in inspect.signature(kind).parameters.values():
+            assert re.search(rf"\b{argument.name}\b", row), (name, argument.name)
+            written = re.search(rf"\b{argument.name}=([^,| ]+)", row)
+            assert written is None or eval(written[1]) == argument.default

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +18,7 @@ from allreduce.graph.core.node import Node, blame
 from allreduce.graph.core.op_table import located, lookup
 from allreduce.graph.debug.memory_guards import beside, watched_inputs
 from allreduce.graph.execute.frame import Frame, Step
+from allreduce.graph.execute.gradient_norm import all_reduce_norm, gradient_norm
 from allreduce.graph.execute.instrument import watched
 from allreduce.graph.execute.reports import end
 from allreduce.graph.execute.sharded_instructions import (
@@ -34,7 +34,6 @@ from allreduce.graph.trace.printing import say
 from allreduce.graph.update.step_checksum import begin_update
 from allreduce.graph.update.update import UpdateRule
 
-_BLOCK = 1 << 20  # elements
 _CHANGES = ("assign", "update_bucket")  # of variables that other programs use
 
 
@@ -231,6 +230,7 @@ def _named(frame: Frame, node: Node) -> dict[str, Any]:
 
 def _update_bucket(frame: Frame, node: Node) -> Step:
     arena, bucket, rule = frame.arena(node), node.attrs["bucket"], node.attrs["rule"]
+    plan = node.attrs["plan"]
     part = slice(bucket.parameters_start, bucket.stop)
     parameters, gradients = arena.parameters[part], arena.gradients[part]
     slots = {name: array[part] for name, array in arena.slots.items()}
@@ -240,6 +240,8 @@ def _update_bucket(frame: Frame, node: Node) -> Step:
     begin = frame.queues.behind(node, begin_update) if is_first else begin_update
 
     def run() -> None:
+        if arena.loaded:  # others have read the old slots, as they have begun this step
+            plan.settle(arena)
         begin(arena, checksum, is_first)
         update(parameters, gradients, slots, count, arena.iterations)
 
@@ -274,34 +276,6 @@ def _device_update(node: Node, rule: Any, kind: type) -> Callable[..., None]:
             'variables on ar.device("CPU:0"), or use another optimizer'
         )
     return found
-
-
-def _gradient_norm(frame: Frame, node: Node) -> Step:
-    """Divide by more than the count where the mean gradients' norm is above the rule's limit.
-
-    Updates divide by it anyway, so that clipping costs one pass that reads, and none that writes.
-    """
-    arena, rule = frame.arena(node), node.attrs["rule"]
-    gradients = arena.gradients[arena.layout.header :]
-
-    def measure() -> None:
-        norm = math.sqrt(sum(float(np.dot(each, each)) for each in _blocks(gradients)))
-        count = float(arena.count[0])
-        limit = rule.clip_norm * count
-        arena.divisor[0] = count * (norm / limit) if norm > limit > 0 else count
-
-    start = frame.queues.on(node, measure)
-
-    def run() -> None:
-        start()
-
-    return run
-
-
-def _blocks(array: np.ndarray) -> Iterator[np.ndarray]:
-    """Cut an array into parts that BLAS sums up without losing digits."""
-    for first in range(0, len(array), _BLOCK):
-        yield array[first : first + _BLOCK]
 
 
 def _send(frame: Frame, node: Node) -> Step:
@@ -404,7 +378,8 @@ _BUILDERS: dict[str, Callable[[Frame, Node], Step]] = {
     "store_count": _store,
     "clear_gradients": _clear_gradients,
     "all_reduce_bucket": _all_reduce_bucket,
-    "gradient_norm": _gradient_norm,
+    "gradient_norm": gradient_norm,
+    "all_reduce_norm": all_reduce_norm,
     "update_bucket": _update_bucket,
     "update_slices": update_slices,
     "reduce_scatter_bucket": reduce_scatter_bucket,

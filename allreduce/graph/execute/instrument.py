@@ -35,6 +35,8 @@ def look_at(frame: Frame, node: Node) -> None:
     Raises:
         NumericsError: The message names the operation, or the variable of a gradient.
     """
+    if node.op == "all_reduce_norm":  # of sums that were looked at
+        return
     if "bucket" not in node.attrs:
         inputs = [frame.values[i] for i in node.inputs]
         numerics.check(node.op, node.source, frame.values[node.id], inputs, _when(frame))

@@ -6,6 +6,8 @@ members. Over other transports there are three: reduce_scatter, update and all_g
 
 from __future__ import annotations
 
+import numpy as np
+
 from allreduce.comm.fused_update import update_init
 from allreduce.devices import options
 from allreduce.graph.core.node import Node
@@ -13,7 +15,7 @@ from allreduce.graph.execute.frame import Frame, Step
 from allreduce.graph.execute.reports import end
 from allreduce.graph.update.step_checksum import begin_update
 from allreduce.graph.update.zero_update import Slices
-from allreduce.reduction import ShardMode
+from allreduce.reduction import Bucket, Layout, ShardMode
 
 
 def update_slices(frame: Frame, node: Node) -> Step:
@@ -67,17 +69,38 @@ def reduce_scatter_bucket(frame: Frame, node: Node) -> Step:
 def update_own(frame: Frame, node: Node) -> Step:
     """Return the update of the own slice."""
     arena, rule, bucket = frame.arena(node), node.attrs["rule"], node.attrs["bucket"]
-    own, count, checksum = _slices(frame, node).own, arena.count, frame.checksum(node)
-    scattered = node.attrs["mode"] is ShardMode.SCATTERED
-    sums = arena.sums[bucket.index] if scattered else arena.gradients[own]
+    own, checksum, plan = _slices(frame, node).own, frame.checksum(node), node.attrs["plan"]
+    count = arena.count if rule.clip_norm is None else arena.divisor
+    sums = own_sums(frame, node, bucket, node.attrs["mode"])
     parameters = arena.parameters[own]
     slots = {name: array[own] for name, array in arena.slots.items()}
+    update = rule.bucket_update(_own_paths(bucket, arena.layout, own))
 
     def run() -> None:
+        if arena.loaded:  # others have read the old slots, as they have begun this step
+            plan.settle(arena)
         begin_update(arena, checksum, bucket.has_header)
-        rule.update(parameters, sums, slots, count, arena.iterations)
+        update(parameters, sums, slots, count, arena.iterations)
 
     return run
+
+
+def own_sums(frame: Frame, node: Node, bucket: Bucket, mode: ShardMode) -> np.ndarray:
+    """Return this member's slice of a bucket's reduced gradients."""
+    arena = frame.arena(node)
+    if mode is ShardMode.SCATTERED:
+        return arena.sums[bucket.index]
+    return arena.gradients[Slices(bucket, arena.layout, frame.communicator).own]
+
+
+def _own_paths(bucket: Bucket, layout: Layout, own: slice) -> list[tuple[str, slice]]:
+    """List the variables in the own slice, and their ranges of it."""
+    shift, found = own.start - bucket.parameters_start, []
+    for path, part in bucket.paths(layout):
+        low, high = max(part.start - shift, 0), min(part.stop - shift, own.stop - own.start)
+        if low < high:
+            found.append((path, slice(low, high)))
+    return found
 
 
 def all_gather_bucket(frame: Frame, node: Node) -> Step:

@@ -27,6 +27,7 @@ _UNSAID = (
 _CALLED = {
     "all_reduce_bucket": "all-reduce",
     "gradient_norm": "norm of all gradients",
+    "all_reduce_norm": "norm of all gradients",
     "update_bucket": "update",
     "update_slices": "all-reduce and update in slices",
     "reduce_scatter_bucket": "reduce-scatter",

@@ -31,6 +31,7 @@ ROWS: tuple[tuple[str, Kind], ...] = (
     ("clear_gradients", "effect"),  # zeros and no samples: in the null program, or before adding
     ("all_reduce_bucket", "collective"),  # plan, bucket
     ("gradient_norm", "effect"),  # plan, rule: scales all of an arena's gradients
+    ("all_reduce_norm", "collective"),  # the same, of own slices
     ("update_bucket", "effect"),  # plan, bucket, rule
     ("update_slices", "collective"),  # the same: reduced and updated by all, each its own slice
     ("reduce_scatter_bucket", "collective"),  # the same: to each member its own slice's sums

@@ -105,7 +105,8 @@ def _expand(
     if node.attrs["rule"].clip_norm is not None:  # one norm of all gradients, before any update
         sums = [i for each in ready for i in each]
         attrs = {"plan": plan, "rule": node.attrs["rule"]}
-        norm = _add(rewriter, node, "gradient_norm", (), attrs, [*sums, counted])
+        op = "all_reduce_norm" if reduce and plan.sharded else "gradient_norm"
+        norm = _add(rewriter, node, op, (), attrs, [*sums, counted])
         ready = [[*each, norm] for each in ready]
     for part, before in zip(parts, ready, strict=True):
         if part.has_header and reduce:

@@ -14,7 +14,7 @@ from allreduce.graph.update.accumulation import Accumulation
 from allreduce.graph.update.arena_memory import ArenaAllocator
 from allreduce.graph.update.bucket_cuts import agree_on_cuts, choose_buckets
 from allreduce.graph.update.host import Host
-from allreduce.graph.update.sharded_update import GatheredSlots, agree_to_shard
+from allreduce.graph.update.sharded_update import GatheredSlots, agree_to_shard, maps_slots
 from allreduce.graph.update.update import UpdateRule
 from allreduce.graph.update.zero_update import gather_slots, joined_slots, spread_error
 from allreduce.reduction import Arena, Bucket, Layout, ShardMode, lay_out
@@ -55,7 +55,7 @@ class ArenaPlan:
         self.wire = options.current().mixed_precision if self.layout.dtype == np.float32 else None
         agree_on_cuts(host, self.buckets)
         self.sharded = agree_to_shard(host, rule, self.layout, self.buckets, device)
-        self._maps_slots = ShardMode.MAPPED in self.sharded.values()
+        self._maps_slots = bool(self.sharded) and maps_slots(host)
         self._spreads_slots = bool(self.sharded) and not self._maps_slots
         self._whole_at = 0  # the number of updates at which all replicas had all slots
         self.arenas: list[Arena] = host.on_replicas(
@@ -73,7 +73,7 @@ class ArenaPlan:
     def _make_sums(self, host: Host) -> None:
         """Allocate sums that are not stored with the gradients."""
         scattered = [b for b in self.buckets if self.sharded.get(b.index) is ShardMode.SCATTERED]
-        if not self._spreads_slots:
+        if not scattered:
             return
         made = host.on_replicas(lambda index: self._allocator(host, index).sums(scattered))
         for arena, sums in zip(self.arenas, made, strict=True):

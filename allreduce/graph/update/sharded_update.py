@@ -39,10 +39,10 @@ def agree_to_shard(
     asked = (usual or given.shard_everywhere) and device.on_host
     wanted = pass_switches.is_on("shard") and asked
     if wanted and _has_native(rule, layout):
+        fuses = updates(first) and rule.is_plain
         for each in buckets:
             if is_large(each, layout):
-                maps = updates(first)
-                chosen[each.index] = ShardMode.MAPPED if maps else choose_mode(first, layout, each)
+                chosen[each.index] = ShardMode.MAPPED if fuses else choose_mode(first, layout, each)
     modes = [(index, mode.value) for index, mode in chosen.items()]
     chosen_text = json.dumps([modes, [(each.start, each.stop) for each in buckets], rule.all_slots])
     mine = np.asarray([zlib.crc32(chosen_text.encode())], np.int64)
@@ -53,6 +53,12 @@ def agree_to_shard(
         return bool((exchange(communicator, "what is updated in slices", mine) != mine).any())
 
     return {} if any(host.on_replicas(differs)) else chosen
+
+
+def maps_slots(host: Host) -> bool:
+    """Return whether replicas can read each other's slots of sharded updates."""
+    first = host.replicas[0].communicator
+    return first is not None and updates(first)
 
 
 def _has_native(rule: UpdateRule, layout: Layout) -> bool:

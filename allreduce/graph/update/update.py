@@ -69,6 +69,11 @@ class UpdateRule(ABC):
     @property
     def is_elementwise(self) -> bool:
         """Whether any range may be updated separately, as in sharded updates."""
+        return True
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether `update` and `native` do all that there is to an update."""
         return self.clip_norm is None
 
     @abstractmethod

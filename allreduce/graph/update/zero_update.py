@@ -33,13 +33,13 @@ class Slices:
 
 
 def choose_mode(communicator: Communicator, layout: Layout, bucket: Bucket) -> ShardMode:
-    """Choose how members without mapped memory sum a bucket.
+    """Choose how members sum a bucket that each then updates its slice of.
 
     A reduce_scatter moves fewer bytes. Its results equal an all_reduce's bit for bit with two
-    members, and if both use the same ring and slices. The header must then travel with its bucket,
-    or fractional sample counts would be added in another order.
+    members, in shared memory, and if both use the same ring and slices. Otherwise the header must
+    travel with its bucket, or fractional sample counts would be added in another order.
     """
-    if communicator.size == 2:
+    if communicator.size == 2 or communicator.transport == "shared":
         return ShardMode.SCATTERED
     if bucket.has_header:
         return ShardMode.SUMMED

@@ -3,6 +3,10 @@
 
 #include <cmath>
 #include <cstdint>
+#include <iterator>
+#include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "cpu/nn/tensor_kernels.h"
 
@@ -22,6 +26,22 @@ AdamStep<T> adam_step(double learning_rate, double beta1, double beta2, double e
           static_cast<T>(1 - beta2),
           static_cast<T>(epsilon),
           static_cast<T>(1 - learning_rate * weight_decay)};
+}
+
+// The settings of an optimizer of the table; the first, the count of samples, is left open.
+template <class T>
+struct RuleStep {
+  T numbers[kMostRuleNumbers] = {};
+  explicit RuleStep(const std::vector<double>& given = {}) {
+    if (given.size() >= kMostRuleNumbers) throw std::invalid_argument("too many numbers");
+    for (std::size_t i = 0; i < given.size(); ++i) numbers[i + 1] = static_cast<T>(given[i]);
+  }
+};
+
+inline std::size_t rule_of(const std::string& name) {
+  for (std::size_t i = 0; i < std::size(kRuleNames); ++i)
+    if (name == kRuleNames[i]) return i;
+  throw std::invalid_argument("no optimizer's kernel is called " + name);
 }
 
 }  // namespace allreduce

@@ -52,9 +52,63 @@ void adam(T* __restrict__ value, const T* __restrict__ gradient, T* __restrict__
 }
 
 template <class T>
+void adagrad(T* __restrict__ value, const T* __restrict__ gradient, T* const* slots,
+             const T* numbers, std::size_t n) {
+  const T count = numbers[0], rate = numbers[1], start = numbers[2];
+  T* __restrict__ squares = slots[0];
+  const bool live = count > 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const T g = mean_gradient(gradient[i], count, live);
+    squares[i] += g * g;
+    value[i] -= rate * g / square_root(squares[i] + start);
+  }
+}
+
+template <class T>
+void lion(T* __restrict__ value, const T* __restrict__ gradient, T* const* slots, const T* numbers,
+          std::size_t n) {
+  const T count = numbers[0], rate = numbers[1], beta1 = numbers[2], rest1 = numbers[3];
+  const T beta2 = numbers[4], rest2 = numbers[5], decay = numbers[6];
+  T* __restrict__ m = slots[0];
+  const bool live = count > 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const T g = mean_gradient(gradient[i], count, live), move = beta1 * m[i] + rest1 * g;
+    const T sign = move > 0 ? T(1) : move < 0 ? T(-1) : move;  // a NaN passes
+    value[i] -= rate * (sign + decay * value[i]);
+    m[i] = beta2 * m[i] + rest2 * g;
+  }
+}
+
+// The slots are the moving square, then the moving mean if `centered`, then the velocity if there
+// is momentum.
+template <class T>
+void rmsprop(T* __restrict__ value, const T* __restrict__ gradient, T* const* slots,
+             const T* numbers, std::size_t n) {
+  const T count = numbers[0], rate = numbers[1], rho = numbers[2], rest = numbers[3];
+  const T epsilon = numbers[4], momentum = numbers[5];
+  const bool live = count > 0, centered = numbers[6] != 0;
+  T* __restrict__ square = slots[0];
+  T* __restrict__ mean = centered ? slots[1] : nullptr;
+  T* __restrict__ velocity = momentum > 0 ? slots[centered ? 2 : 1] : nullptr;
+  for (std::size_t i = 0; i < n; ++i) {
+    const T g = mean_gradient(gradient[i], count, live);
+    square[i] = rho * square[i] + rest * (g * g);
+    T below = square[i] + epsilon;
+    if (mean) {
+      mean[i] = rho * mean[i] + rest * g;
+      below -= mean[i] * mean[i];
+    }
+    T move = rate * g / square_root(below);
+    if (velocity) move = velocity[i] = momentum * velocity[i] + move;
+    value[i] -= move;
+  }
+}
+
+template <class T>
 constexpr FloatKernels<T> float_kernels{
     sgd<T>,
     adam<T>,
+    {adagrad<T>, lion<T>, rmsprop<T>},
     dropout<T>,
     sparse_cross_entropy<T>,
     sparse_cross_entropy_gradient<T>,

@@ -46,10 +46,22 @@ T dropout_scale(double rate) {
   return static_cast<T>(1 / (1 - rate));
 }
 
+// Optimizers whose update is a kernel with its settings as plain numbers, in the table's order.
+enum class Rule : std::size_t { adagrad, lion, rmsprop };
+inline constexpr const char* kRuleNames[] = {"adagrad", "lion", "rmsprop"};
+inline constexpr std::size_t kMostRuleSlots = 3, kMostRuleNumbers = 8;
+
+// Updates `n` values and the same range of each slot. The first number is the count of samples, the
+// others are what the optimizer's file in allreduce/optim hands over.
+template <class T>
+using RuleKernel = void (*)(T* value, const T* gradient, T* const* slots, const T* numbers,
+                            std::size_t n);
+
 template <class T>
 struct FloatKernels {
   void (*sgd)(T* value, const T* gradient, T* velocity, const SgdStep<T>& step, std::size_t n);
   void (*adam)(T* value, const T* gradient, T* m, T* v, const AdamStep<T>& step, std::size_t n);
+  RuleKernel<T> rules[3];
   void (*dropout)(T* out, const T* x, std::size_t rows, std::size_t columns, T scale,
                   const DropoutPlan& plan);
   // Both return the first row whose label is not below `columns`, or -1.

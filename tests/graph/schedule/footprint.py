@@ -20,6 +20,7 @@ from allreduce.reduction import ShardMode
 Region = Hashable
 
 _UPDATES = ("update_bucket", "update_slices", "update_own")
+_NORMS = ("gradient_norm", "all_reduce_norm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class _Places:
         if op.kind == "collective":
             yield Access(("communicator", "calls"), True)
         yield from _counting(node)
-        if node.op in (*_UPDATES, "reduce_scatter_bucket", "gradient_norm"):
+        if node.op in (*_UPDATES, *_NORMS, "reduce_scatter_bucket"):
             yield from (Access(region, False) for region in _added(node))
         elif (node.id in self.at and node.op not in ("read", "send")) or node.attrs.get("copy"):
             yield Access(self.at[node.id][0], True, node.id)
@@ -118,7 +119,7 @@ def _changed(node: Node) -> Sequence[Region]:
         return [_sums(node)]
     if node.op == "store_gradient":
         return [_gradient(node)]
-    if node.op == "gradient_norm":
+    if node.op in _NORMS:
         return [_divisor(node)]
     if node.op == "store_count":
         return [("count", id(node.attrs["plan"]))]
@@ -157,15 +158,16 @@ def _sums(node: Node) -> Region:
 
 def _added(node: Node) -> list[Region]:
     """List the gradients, or their sums, that an instruction reads."""
-    if node.op == "gradient_norm":
-        plan = node.attrs["plan"]
+    plan = node.attrs["plan"]
+    if node.op in _NORMS:
         gradients = [("gradient", id(plan), each) for each in range(len(plan.layout.spans))]
-        return [("count", id(plan)), *gradients]
-    if node.op == "update_bucket" and node.attrs["rule"].clip_norm is not None:
-        return [*_gradients(node), _divisor(node)]
+        scattered = [i for i, mode in plan.sharded.items() if mode is ShardMode.SCATTERED]
+        return [("count", id(plan)), *gradients, *(("sums", id(plan), i) for i in scattered)]
+    clips = node.op in _UPDATES and node.attrs["rule"].clip_norm is not None
+    divisor = [_divisor(node)] if clips else []
     if node.op == "update_own" and node.attrs["mode"] is ShardMode.SCATTERED:
-        return [("count", id(node.attrs["plan"])), _sums(node)]
-    return _gradients(node)
+        return [("count", id(plan)), _sums(node), *divisor]
+    return [*_gradients(node), *divisor]
 
 
 def _gradients(node: Node) -> list[Region]:
