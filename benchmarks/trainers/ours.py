@@ -110,7 +110,7 @@ def training(make: Callable[[Workload], Model]) -> Callable[[Workload], Step]:
 
     def built(workload: Workload) -> Step:
         model, loss = make(workload)
-        rule = optimizer()
+        rule = _clipping() if workload.name.endswith("-clipped") else optimizer()
 
         @ar.function
         def step(x: ar.Tensor, y: ar.Tensor) -> ar.Tensor:
@@ -227,6 +227,7 @@ STEPS: dict[str, Callable[[Workload], Step]] = {
     "mlp": training(mlp),
     "devices": training(mlp),
     "small": training(mlp),
+    "mlp-clipped": training(mlp),
     "conv": training(_conv),
     "transformer": training(_transformer),
     "digits": training(_digits),

@@ -26,7 +26,7 @@ def build(name: str, workload: Workload, rank: int, ports: Sequence[int]) -> tup
     weights = {key: torch.from_numpy(each) for key, each in workload.first_weights().items()}
     model, loss = _MODELS[workload.name](weights)
     settings = {"several": len(ports) > 1, "fused": name == "pytorch-fused"}
-    return rank, PyTorch(model, loss, clips=workload.name == "adamw-clipped", **settings)
+    return rank, PyTorch(model, loss, clips=workload.name.endswith("-clipped"), **settings)
 
 
 class PyTorch:
@@ -173,6 +173,7 @@ def _adam(weights: Weights) -> tuple[nn.Module, Loss]:
 _MODELS: dict[str, Callable[[Weights], tuple[nn.Module, Loss]]] = {
     "mlp": _mlp,
     "small": _mlp,
+    "mlp-clipped": _mlp,
     "conv": _conv,
     "transformer": _transformer,
     "adam": _adam,

@@ -9,6 +9,14 @@ WORKLOADS: dict[str, Workload] = {
     each.name: each
     for each in (
         *(mlp.LARGE, mlp.DEVICES, mlp.SMALL, conv.CASE, transformer.CASE, chain.CASE),
-        *(adam.CASE, adam.CLIPPED, parts.INPUT, parts.INSTRUCTIONS, digits.CASE, digits.EACH),
+        *(
+            mlp.CLIPPED,
+            adam.CASE,
+            adam.CLIPPED,
+            parts.INPUT,
+            parts.INSTRUCTIONS,
+            digits.CASE,
+            digits.EACH,
+        ),
     )
 }
