@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import resource
+import time
 import tracemalloc
 from typing import Any
 
@@ -98,6 +99,14 @@ def between_hosts(comm: Communicator) -> None:
     across = {level.transport.name for level in mine._levels.values()}
     assert "mpi" in across
     assert "tcp" not in across
+
+
+def late(comm: Communicator) -> None:
+    """A rank that has posted a call and computes delays the others beyond their announcement."""
+    work = comm.all_reduce(np.ones(1000), async_op=True)
+    if comm.rank == comm.size - 1:
+        time.sleep(1.5)
+    assert (work.wait() == comm.size).all()
 
 
 def collected(comm: Communicator) -> None:

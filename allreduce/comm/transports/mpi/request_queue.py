@@ -85,10 +85,9 @@ class MpiWork(TransportWork):
         return self.complete
 
     def absent(self) -> list[int]:
-        """Return all other members: MPI does not expose the awaited one."""
-        return [
-            info.index for info in self._transport.members if info.index != self._transport.index
-        ]
+        """Return all other members by their places: MPI does not expose the awaited one."""
+        places = range(len(self._transport.members))  # a level's members have others' indices
+        return [place for place in places if place != self._transport.index]
 
     def finish(self, timeout: float | None) -> Any:
         if not self.complete:

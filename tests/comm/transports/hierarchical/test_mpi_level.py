@@ -21,7 +21,7 @@ class TestRanks(ContractOfProcesses):
     ranks = Ranks("hierarchical", pool.under_mpirun)
     times = 1  # as of mpi alone
 
-    @pytest.mark.parametrize("case", ["between_hosts", "collected"])
+    @pytest.mark.parametrize("case", ["between_hosts", "collected", "late"])
     def test_its_own(self, run: Runner, case: str) -> None:
         run(case)
 
