@@ -6,6 +6,7 @@ import inspect
 import logging
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -205,15 +206,50 @@ def line_in(fn: Any, number: int) -> str:
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("eagerly", [False, True])
-def test_a_metric_that_gives_a_scalar_is_refused(replicas: int, eagerly: bool) -> None:
+@pytest.mark.parametrize("kind", ["metrics", "weighted_metrics"])
+def test_a_metric_that_gives_a_scalar_is_refused(replicas: int, eagerly: bool, kind: str) -> None:
     with MirroredStrategy([f"CPU:{index}" for index in range(replicas)]).scope():
         model = nn.Sequential([nn.Dense(1)])
-        model.compile("sgd", "mse", metrics=[r2], run_eagerly=eagerly)
+        own: Any = {kind: [r2]}
+        model.compile("sgd", "mse", **own, run_eagerly=eagerly)
     x, y = np.ones((8, 5), np.float32), np.ones((8, 1), np.float32)
-    said = rf"{line_in(r2, 1)}: metric 'r2' gave a scalar; .*per sample, \(batch,\)"
+    said = rf"{line_in(r2, 1)}: metric 'r2' is a scalar; .*per sample, \(batch,\)"
     for method in (model.fit, model.evaluate):
         with pytest.raises(ShapeError, match=said):
             method(x, y, verbose=0)
+        with pytest.raises(ShapeError, match=said):
+            method(x, y, sample_weight=np.ones(8), verbose=0)
+
+
+def test_a_scalar_in_a_loop_of_ones_own_is_refused() -> None:
+    metric = nn.metrics.Metric(r2)
+    with pytest.raises(ShapeError, match=r"metric 'r2' is a scalar; .*per sample, \(batch,\)"):
+        metric.update_state(np.ones(8), np.zeros(8))
+    assert np.isnan(metric.result())
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_scalar_of_a_step_of_ones_own_is_refused_unless_it_is_a_loss(replicas: int) -> None:
+    class Trained(nn.Sequential):
+        def train_step(self, data: Any) -> Any:
+            found = super().train_step(data)
+            return {**found, "r2": r2(data[1], self(data[0]))} if scalar else found
+
+    class Tested(nn.Sequential):
+        def test_step(self, data: Any) -> Any:
+            found = super().test_step(data)
+            return {**found, "r2": r2(data[1], self(data[0]))} if scalar else found
+
+    x, y = np.ones((8, 5), np.float32), np.ones((8, 1), np.float32)
+    for kind, step in ((Trained, "Trained.train_step"), (Tested, "Tested.test_step")):
+        with MirroredStrategy([f"CPU:{index}" for index in range(replicas)]).scope():
+            model = kind([nn.Dense(1)])
+        for scalar in (True, False):
+            model.compile(optim.SGD(1e-6), averaged)
+            method = model.fit if kind is Trained else model.evaluate
+            said = rf"{line_in(r2, 1)}: 'r2' of {step} is a scalar; give one value per sample"
+            with pytest.raises(ShapeError, match=said) if scalar else nullcontext():
+                method(x, y, verbose=0)
 
 
 def summed(y_true: Any, y_pred: Any) -> Any:

@@ -18,6 +18,7 @@ from allreduce.graph.core.spec import show
 from allreduce.graph.core.tensor import Tensor, TracedTensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.dispatch import as_tensor
+from allreduce.graph.trace.trace import line_of
 
 Measure = Callable[..., Tensor]
 
@@ -65,8 +66,12 @@ class Metric:
 
         Returns:
             A tensor whose shape does not depend on the batch, a sum over the batch's samples.
+
+        Raises:
+            ShapeError: The function gives a scalar.
         """
         values = as_tensor(self(y_true, y_pred))
+        refuse_scalar(f"metric {self.name!r}", values)
         if values.ndim > 1:
             values = ops.mean(values, axis=tuple(range(1, values.ndim)))
         return weighted_sums(values, sample_weight)
@@ -105,6 +110,21 @@ class Metric:
 
     def __repr__(self) -> str:
         return f"<metric {self.name}>"
+
+
+def refuse_scalar(what: str, values: Tensor) -> None:
+    """Refuse a result without a value per sample: its average would not be the whole's value.
+
+    Raises:
+        ShapeError: It is a scalar.
+    """
+    if not values.ndim:
+        raise ShapeError(
+            f"{line_of(values)}: {what} is a scalar; give one value per sample, (batch,), which is "
+            "averaged over all batches and replicas. A value of a whole batch, such as a "
+            "correlation, cannot be averaged so: make it a subclass of ar.nn.metrics.Metric with a "
+            "state"
+        )
 
 
 def default_name(kind: type[Metric]) -> str:

@@ -18,6 +18,7 @@ from allreduce.graph.trace.trace import line_of
 from allreduce.graph.update.update import warn_of_reduced
 from allreduce.nn import activations, losses, metrics
 from allreduce.nn.core.layer import Layer
+from allreduce.nn.metrics.base import refuse_scalar
 
 Values = Callable[[np.ndarray], Any]
 
@@ -69,7 +70,7 @@ class Output:
         found = {
             name: _increment(name, measure, (y, prediction, None))
             if has_state(measure)
-            else _per_sample_metric(name, measure(y, prediction))
+            else per_sample_metric(f"metric {name!r}", measure(y, prediction))
             for name, measure in self.measures.items()
         }
         for name, measure in self.weighted.items():
@@ -286,15 +287,14 @@ def _increment(name: str, measure: metrics.Measure, batch: tuple[Any, Any, Any])
     return added
 
 
-def _per_sample_metric(name: str, found: Any) -> Tensor:
-    value = per_sample(f"metric {name!r}", found)
-    if not value.ndim:
-        raise ShapeError(
-            f"{line_of(value)}: metric {name!r} gave a scalar; a metric gives one value "
-            "per sample, (batch,), and fit and evaluate average these over all batches and "
-            "replicas. A value of a whole batch, such as a correlation, cannot be averaged "
-            "so: make it a subclass of ar.nn.metrics.Metric with a state"
-        )
+def per_sample_metric(what: str, found: Any) -> Tensor:
+    """Average a metric's result to one value per sample.
+
+    Raises:
+        UsageError, ShapeError: As for `per_sample`, or it is a scalar.
+    """
+    value = per_sample(what, found)
+    refuse_scalar(what, value)
     return value
 
 

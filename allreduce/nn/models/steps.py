@@ -17,6 +17,7 @@ from allreduce.nn.models.outputs import (
     by_name,
     output_names,
     per_sample,
+    per_sample_metric,
     plan_outputs,
 )
 
@@ -139,6 +140,7 @@ class Steps:
 
         Raises:
             UsageError: It is no dict of tensors.
+            ShapeError: A result other than a loss has no value per sample.
         """
         data = (x, y) if sample_weight is None else (x, y, sample_weight)
         found = getattr(self._model, method)(data)
@@ -147,11 +149,18 @@ class Steps:
             raise UsageError(
                 f"{what} returned {found!r:.60}; return a dict of the loss and the metrics by name"
             )
-        known = self.state_values
-        return {
-            str(name): value if name in known else per_sample(f"{name!r} of {what}", value)
-            for name, value in found.items()
-        }
+        states, may_be_scalars = self.state_values, self._loss_names
+        checked = {}
+        for name, value in found.items():
+            check = per_sample if name in may_be_scalars else per_sample_metric
+            checked[str(name)] = value if name in states else check(f"{name!r} of {what}", value)
+        return checked
+
+    @property
+    def _loss_names(self) -> list[str]:
+        """Name the results that may be scalars, which count as means over rows."""
+        planned = next(reversed(self._outputs.values()), [])
+        return ["loss", *(f"{output.name}_loss" for output in planned if output.loss is not None)]
 
     def new_changes(self) -> str:
         """Describe, once, the variables frozen or unfrozen since the step was traced, which ignores
