@@ -85,11 +85,11 @@ def serialize(optimizer: Optimizer) -> dict[str, Any]:
         UsageError: It could not be made of that again; names the class and the argument.
     """
     kind, config = type(optimizer), optimizer.get_config()
-    rate = config.get("learning_rate")
-    if isinstance(rate, Mapping) and "function" in rate:
+    function = schedules.function_in(config.get("learning_rate"))
+    if function is not None:
         raise UsageError(
             f"{kind.__name__} cannot be saved: its learning rate is the function "
-            f"{rate['function']!r}; set optimizer.learning_rate to a number or to an "
+            f"{function!r}; set optimizer.learning_rate to a number or to an "
             "ar.optim.schedules.Schedule, of which a class of your own can be saved, too"
         )
     if "groups" in config:

@@ -341,12 +341,15 @@ def get(identifier: Any, custom: Mapping[str, Any] | None = None) -> float | Rat
     if callable(identifier):
         rate: Rate = identifier
         return rate
-    if isinstance(identifier, Mapping) and "schedule" in identifier:
+    if _is_described(identifier):
         name, known = str(identifier["schedule"]), {**_TABLE, **(custom or {})}
         if name not in known:
             hint = f"pass its class as custom_objects={{{name!r}: …}}"
             raise UsageError(f"{unknown_name('schedule', name, _TABLE)}; {hint}")
-        made: Rate = known[name](**identifier.get("config", {}))
+        config = identifier.get("config", {})
+        # Other schedules around which it was made; a schedule of one's own is found in `custom`.
+        inner = {key: get(config[key], custom) for key in config if _is_described(config[key])}
+        made: Rate = known[name](**{**config, **inner})
         return made
     return checked("learning_rate", identifier, low=0.0)
 
@@ -395,6 +398,22 @@ def describe(rate: float | Rate, step: int) -> Any:
     if isinstance(rate, Schedule):
         return {"schedule": type(rate).__name__, "config": rate.get_config()}
     return {"function": _named(rate), "rate": at(rate, step)}
+
+
+def function_in(described: Any) -> str | None:
+    """Find the name of a function in what `describe` returned; nothing can make that again."""
+    if not isinstance(described, Mapping):
+        return None
+    if set(described) == {"function", "rate"}:
+        return str(described["function"])
+    if not _is_described(described):
+        return None
+    found = (function_in(each) for each in described.get("config", {}).values())
+    return next((name for name in found if name is not None), None)
+
+
+def _is_described(value: Any) -> bool:
+    return isinstance(value, Mapping) and "schedule" in value
 
 
 def _plain(value: Any) -> Any:

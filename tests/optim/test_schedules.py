@@ -124,7 +124,14 @@ class Halving(schedules.Schedule):
         return float(self.first / 2**step)
 
 
-@pytest.mark.parametrize("schedule", [schedules.Warmup(0.1, 3), Halving(0.4)])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        schedules.Warmup(0.1, 3),
+        Halving(0.4),
+        schedules.LinearScaling(schedules.Warmup(Halving(0.4), 3), 2),
+    ],
+)
 def test_a_schedule_is_saved_with_its_optimizer(
     schedule: schedules.Schedule, tmp_path: Path
 ) -> None:
@@ -141,6 +148,9 @@ def test_a_schedule_is_saved_with_its_optimizer(
 def test_a_function_cannot_be_saved_and_bad_rates_name_the_update() -> None:
     with pytest.raises(UsageError, match=r"cannot be saved: its learning rate is the function"):
         optim.serialize(optim.SGD(lambda step: 0.1))
+    around = schedules.LinearScaling(schedules.Warmup(lambda step: 0.1, 3), 2)
+    with pytest.raises(UsageError, match=r"cannot be saved: its learning rate is the function .*<"):
+        optim.serialize(optim.SGD(around))
     with pytest.raises(UsageError, match=r"the learning rate of update 3 is nan, as .*\(2\)"):
         _train(lambda step: 0.1 if step < 2 else math.nan, 3)
     with pytest.raises(UsageError, match=r"update 1 is -0.1"):
