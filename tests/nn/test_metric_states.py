@@ -167,9 +167,22 @@ def test_in_loops_of_ones_own_states_are_updated_and_reset() -> None:
     several = metrics.Precision(thresholds=[0.2, 0.8])
     several.update_state([[1.0], [0.0]], [[0.9], [0.5]])
     assert several.result().tolist() == [0.5, 1.0]
+    array = metrics.Precision(thresholds=np.array([0.2, 0.8]))
+    array.update_state([[1.0], [0.0]], [[0.9], [0.5]])
+    assert array.result().tolist() == [0.5, 1.0]
+    assert array.get_config()["thresholds"] == [0.2, 0.8]
     macro = metrics.F1Score(average="macro")
     macro.update_state(np.eye(3), np.eye(3)[[0, 1, 1]])
     assert macro.result() == pytest.approx((1 + 2 / 3) / 3)
+
+
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_a_confusion_matrix_of_one_column_has_a_threshold(ndim: int) -> None:
+    labels = np.array([0, 0, 0, 1, 1]).reshape((5, 1)[:ndim])
+    shares = np.array([[0.1], [0.7], [0.5], [0.6], [0.2]])
+    matrix = metrics.ConfusionMatrix(2)
+    matrix.update_state(labels, shares)
+    assert matrix.result().tolist() == [[2, 1], [1, 1]]
 
 
 @pytest.mark.parametrize(
@@ -190,6 +203,16 @@ def test_in_loops_of_ones_own_states_are_updated_and_reset() -> None:
             lambda: metrics.Recall().update_state(np.ones((4, 1)), np.ones((4, 1)), np.ones(3)),
             ShapeError,
             "one weight per sample",
+        ),
+        (
+            lambda: metrics.ConfusionMatrix(3).update_state(np.zeros(4), np.ones((4, 2))),
+            ShapeError,
+            r"'confusion_matrix' has 3 classes and takes .*\(batch, 3\), but found \(4, 2\)",
+        ),
+        (
+            lambda: metrics.F1Score().update_state(np.ones((4, 5, 3)), np.ones((4, 5, 3))),
+            ShapeError,
+            r"metric 'f1_score' takes predictions \(batch, classes\), but found \(4, 5, 3\)",
         ),
         (lambda: metrics.Metric(), UsageError, "takes"),
     ],

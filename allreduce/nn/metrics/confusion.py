@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.errors import UsageError
+from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.core.scope import users_line
+from allreduce.graph.core.spec import show
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.dispatch import as_tensor
@@ -55,9 +57,10 @@ class _Thresholded(Metric):
         name: Its name in histories.
     """
 
-    def __init__(self, thresholds: float | Sequence[float] | None, name: str) -> None:
+    def __init__(self, thresholds: float | Sequence[float] | np.ndarray | None, name: str) -> None:
         super().__init__(None, name)
-        self.thresholds = thresholds
+        # Plain numbers, as these are saved.
+        self.thresholds = None if thresholds is None else np.asarray(thresholds, float).tolist()
         self._levels = np.atleast_1d(np.asarray(0.5 if thresholds is None else thresholds, float))
         if self._levels.ndim != 1 or not np.all((self._levels >= 0) & (self._levels <= 1)):
             raise UsageError(f"metric {name!r}: thresholds lie from 0 to 1, not {thresholds!r}")
@@ -66,7 +69,7 @@ class _Thresholded(Metric):
         return _counts(self.name, y_true, y_pred, self._levels, sample_weight)
 
     def _given(self, values: np.ndarray) -> Any:
-        return values if np.ndim(self.thresholds or 0) else float(values[0])
+        return values if isinstance(self.thresholds, list) else float(values[0])
 
     def get_config(self) -> dict[str, Any]:
         return {"thresholds": self.thresholds, "name": self.name}
@@ -76,7 +79,9 @@ class Precision(_Thresholded):
     """The share of positive predictions that are true."""
 
     def __init__(
-        self, thresholds: float | Sequence[float] | None = None, name: str = "precision"
+        self,
+        thresholds: float | Sequence[float] | np.ndarray | None = None,
+        name: str = "precision",
     ) -> None:
         super().__init__(thresholds, name)
 
@@ -88,7 +93,7 @@ class Recall(_Thresholded):
     """The share of positive samples that are predicted so."""
 
     def __init__(
-        self, thresholds: float | Sequence[float] | None = None, name: str = "recall"
+        self, thresholds: float | Sequence[float] | np.ndarray | None = None, name: str = "recall"
     ) -> None:
         super().__init__(thresholds, name)
 
@@ -178,6 +183,12 @@ class F1Score(Metric):
 
     def increment(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
         """Count hits, predictions and truths per class: `(3, classes)`."""
+        shape = as_tensor(y_pred).shape
+        if len(shape) > 2:
+            raise ShapeError(
+                f"{users_line()}: metric {self.name!r} takes predictions (batch, classes), but "
+                f"found {show(shape)}; reshape both to one row per prediction"
+            )
         truth, prediction = columns(self.name, y_true, y_pred)
         classes = prediction.shape[1]
         assert isinstance(classes, int)
@@ -209,7 +220,8 @@ class ConfusionMatrix(Metric):
     """How often each class was taken for which: row i, column j counts class i predicted as j.
 
     Args:
-        num_classes: The number of classes.
+        num_classes: The number of classes: of predictions `(batch, num_classes)`, or 2 for a single
+            column, where above 0.5 is class 1.
         name: Its name in histories.
 
     Returns:
@@ -224,10 +236,21 @@ class ConfusionMatrix(Metric):
 
     def increment(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
         truth, prediction = as_tensor(y_true), as_tensor(y_pred)
-        if truth.shape == prediction.shape and truth.ndim > 1:  # one-hot rows
+        found = prediction.shape[1] if prediction.ndim == 2 else None
+        is_binary = found == 1 and self.num_classes == 2
+        if found != self.num_classes and not is_binary:
+            one = " or (batch, 1)" if self.num_classes == 2 else ""
+            raise ShapeError(
+                f"{users_line()}: metric {self.name!r} has {self.num_classes} classes and takes "
+                f"predictions (batch, {self.num_classes}){one}, but found {show(prediction.shape)}"
+            )
+        if truth.shape == prediction.shape and not is_binary:  # one-hot rows
             truth = ops.argmax(truth, axis=-1)
         labels = losses.class_numbers(self.name, truth, prediction)
-        chosen = ops.argmax(prediction, axis=-1)
+        if is_binary:
+            chosen = ops.cast(ops.greater(ops.squeeze(prediction, axis=-1), 0.5), "int64")
+        else:
+            chosen = ops.argmax(prediction, axis=-1)
         rows = ops.one_hot(labels, self.num_classes, dtype="float64")
         if sample_weight is not None:
             rows = rows * weights_of(rows, sample_weight)
