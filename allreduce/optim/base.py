@@ -94,6 +94,11 @@ class Optimizer(UpdateRule):
         return (*self.slots, AVERAGE) if self.ema_momentum is not None else self.slots
 
     @property
+    def average_slots(self) -> tuple[str, ...]:
+        """The slots that average the parameters; copies of them where a loaded state has none."""
+        return (AVERAGE,) if self.ema_momentum is not None else ()
+
+    @property
     def is_elementwise(self) -> bool:
         """Whether any range may be updated by itself, as in sharded updates."""
         return not self.is_per_variable

@@ -51,6 +51,7 @@ class ArenaPlan:
         named = [(variable.name, variable.shape) for variable in variables]
         self.layout: Layout = lay_out(named, variables[0].dtype)
         self.buckets: tuple[Bucket, ...] = choose_buckets(host, rule, self.layout)
+        self._average_slots = rule.average_slots
         self._replicas = host.num_replicas_in_sync
         self.wire = options.current().mixed_precision if self.layout.dtype == np.float32 else None
         agree_on_cuts(host, self.buckets)
@@ -167,6 +168,7 @@ class ArenaPlan:
                     f"optimizer state {key!r} has shape {np.shape(state[key])}; expected "
                     f"{view.shape}"
                 )
+        state = {**state, **self._missing_averages(state)}
         counts = [state.get(f"{variable.name}/{UPDATES}") for variable in self.variables]
         is_mapped = self._maps_slots  # other members may read the old values now
         held = {key: np.array(value) for key, value in state.items()} if is_mapped else {}
@@ -180,6 +182,15 @@ class ArenaPlan:
                     arena.loaded[key] = held[key]
         self._whole_at = self.arenas[0].iterations if whole else -1
         self.accumulation.discard()
+
+    def _missing_averages(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Copy the parameters as the averages that a state has not got."""
+        return {
+            key: read(variable.storage[0])
+            for variable in self.variables
+            for slot in self._average_slots
+            if (key := f"{variable.name}/{slot}") not in state
+        }
 
     def settle(self, arena: Arena) -> None:
         """Copy loaded values to an arena's slots."""

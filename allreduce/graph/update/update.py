@@ -67,6 +67,11 @@ class UpdateRule(ABC):
         return self.slots
 
     @property
+    def average_slots(self) -> tuple[str, ...]:
+        """The slots that average the parameters; copies of them where a loaded state has none."""
+        return ()
+
+    @property
     def is_elementwise(self) -> bool:
         """Whether any range may be updated separately, as in sharded updates."""
         return True
