@@ -5,6 +5,7 @@ Where none is set, a bucket is updated by one call of `Optimizer.update`, in one
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
@@ -89,35 +90,52 @@ def micro_batches(count: Any) -> int:
     return integer("gradient_accumulation", count, 1)
 
 
-class GroupView:
-    """An optimizer as one group of variables sees it: some of its hyperparameters are others.
+class Group:
+    """Makes the update of a group of variables, some of whose hyperparameters are others.
 
     Args:
-        optimizer: The optimizer; everything else is read from it.
+        optimizer: The optimizer.
         changed: The hyperparameters of this group.
+
+    Attributes:
+        rule: A copy of the optimizer, with this group's hyperparameters and learning rate; itself
+            if nothing is changed.
     """
 
     def __init__(self, optimizer: Any, changed: Mapping[str, Any]) -> None:
-        self._optimizer = optimizer
-        own = dict(changed)
-        self._factor = float(own.pop("learning_rate_factor", 1.0))
-        known = [name for name in optimizer.hyperparameters if name != "learning_rate"]
-        for name in own:
-            if name not in known:
-                where = f"groups of {type(optimizer).__name__}"
-                raise unknown_name("hyperparameter", name, [*known, "learning_rate_factor"], where)
-        vars(self).update(own)
+        self._optimizer, self._changed = optimizer, dict(changed)
+        factor = self._changed.pop("learning_rate_factor", 1.0)
+        if factor != 1.0:
+            self._changed["rate"] = lambda step: float(optimizer.rate(step) * factor)
+        self.rule = copy.copy(optimizer) if changed else optimizer
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._optimizer, name)
+    def renew(self) -> None:
+        """Take the optimizer's present settings over."""
+        if self.rule is self._optimizer:
+            return
+        vars(self.rule).update(vars(self._optimizer))
+        for name, value in self._changed.items():
+            setattr(self.rule, name, value)
 
-    def rate(self, step: int) -> float:
-        """Give the learning rate of an update, times the group's factor."""
-        return float(self._optimizer.rate(step) * self._factor)
 
-    def update(self, *arguments: Any) -> None:
-        """Update as the optimizer does, with this group's hyperparameters."""
-        type(self._optimizer).update(self, *arguments)
+def _hyperparameters_of(optimizer: Any, path: str) -> dict[str, Any]:
+    """Return what `groups` changes for a variable.
+
+    Raises:
+        UsageError: That is no dict, has an unknown hyperparameter, or a value that makes no sense.
+    """
+    changed = (optimizer.groups(path) if optimizer.groups else None) or {}
+    kind = type(optimizer).__name__
+    if not isinstance(changed, Mapping):
+        raise UsageError(f"groups({path!r}) of {kind} is a dict or None, not {changed!r}")
+    known = [name for name in optimizer.hyperparameters if name != "learning_rate"]
+    usual = {name: getattr(optimizer, name) for name in known} | {"learning_rate_factor": 1.0}
+    for name, value in changed.items():
+        if name not in usual:
+            raise unknown_name("hyperparameter", name, usual, f"groups of {kind}")
+        if isinstance(usual[name], int | float) and not isinstance(usual[name], bool):
+            checked(f"{name} in groups({path!r}) of {kind}", value, low=0.0)
+    return dict(changed)
 
 
 def mean_gradient(gradients: np.ndarray, count: np.ndarray) -> np.ndarray:
@@ -129,7 +147,7 @@ def mean_gradient(gradients: np.ndarray, count: np.ndarray) -> np.ndarray:
 class Part:
     """A range of a bucket that is updated by one call: one variable, or several of one group."""
 
-    rule: Any
+    group: Group
     part: slice
 
 
@@ -141,20 +159,20 @@ def parts_of(optimizer: Any, spans: Sequence[tuple[str, slice]]) -> list[Part]:
         spans: Each variable's path and its range of the bucket.
 
     Raises:
-        UsageError: A group changes a hyperparameter that the optimizer does not have.
+        UsageError: A group changes a hyperparameter that the optimizer does not have, or wrongly.
     """
-    views: dict[str, Any] = {}
+    groups: dict[str, Group] = {}
     found: list[Part] = []
     for path, span in spans:
-        changed = dict(optimizer.groups(path) or {}) if optimizer.groups else {}
+        changed = _hyperparameters_of(optimizer, path)
         key = repr(sorted(changed.items()))
-        if key not in views:
-            views[key] = GroupView(optimizer, changed) if changed else optimizer
-        rule, last = views[key], found[-1] if found else None
-        if last is not None and last.rule is rule and not optimizer.is_per_variable:
-            found[-1] = Part(rule, slice(last.part.start, span.stop))
+        if key not in groups:
+            groups[key] = Group(optimizer, changed)
+        group, last = groups[key], found[-1] if found else None
+        if last is not None and last.group is group and not optimizer.is_per_variable:
+            found[-1] = Part(group, slice(last.part.start, span.stop))
         else:
-            found.append(Part(rule, span))
+            found.append(Part(group, span))
     return found
 
 
@@ -175,7 +193,8 @@ def bucket_update(
             'it out, or place the variables on ar.device("CPU:0")'
         )
     kind = type(optimizer)
-    run = [each.rule.update if updates is None else updates(each.rule, kind) for each in parts]
+    rules = [each.group.rule for each in parts]
+    run = [rule.update if updates is None else updates(rule, kind) for rule in rules]
 
     def update(
         parameters: np.ndarray,
@@ -187,6 +206,7 @@ def bucket_update(
         if limit is not None:
             np.clip(gradients, -limit * count, limit * count, out=gradients)
         for each, change in zip(parts, run, strict=True):
+            each.group.renew()
             own = {name: array[each.part] for name, array in slots.items() if name != AVERAGE}
             change(parameters[each.part], gradients[each.part], own, count, step)
         if momentum is not None:

@@ -186,6 +186,60 @@ def test_groups_have_hyperparameters_of_their_own() -> None:
         stepped(optim.SGD(0.01, groups=groups), GRADIENTS)
 
 
+class Mine(optim.Adam):
+    """One's own, with a helper and a call of the base class's update."""
+
+    def update(self, *arguments: Any) -> None:
+        arguments[1][...] *= self.factor()
+        super().update(*arguments)
+
+    def factor(self) -> float:
+        return 2.0 if self.beta_1 == 0.9 else 1.0
+
+
+def test_groups_of_an_optimizer_of_ones_own() -> None:
+    made = Mine(0.01, groups=lambda path: {"beta_1": 0.5} if path == "v1" else {})
+    found = stepped(made, GRADIENTS)
+    doubled = [[each[0] * 2, each[1], each[2] * 2] for each in GRADIENTS]
+    usual, other = stepped(optim.Adam(0.01), doubled), stepped(optim.Adam(0.01, 0.5), doubled)
+    for place, wanted in enumerate((usual[0], other[1], usual[2])):
+        np.testing.assert_array_equal(found[place], wanted)
+
+
+def test_groups_follow_later_changes_of_the_optimizer() -> None:
+    made = optim.SGD(0.1, 0.9, groups=lambda _: {"learning_rate_factor": 0.5})
+    variable = ar.Variable(np.zeros(1, np.float32), name="v")
+
+    @ar.function
+    def step() -> None:
+        made.apply([np.ones(1, np.float32)], [variable])
+
+    step()
+    made.learning_rate, made.momentum = 1.0, 0.0
+    step()
+    assert variable.numpy()[0] == pytest.approx(-0.05 - 0.5)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"weight_decay": -0.1},
+            r"weight_decay in groups\('v0'\) of AdamW .* not -0.1",
+        ),
+        ({"beta_1": float("nan")}, r"beta_1 in groups\('v0'\) of AdamW is a finite .* not nan"),
+        (
+            {"learning_rate_factor": -1},
+            r"learning_rate_factor in groups\('v0'\) of AdamW .* not -1",
+        ),
+        (0.1, r"groups\('v0'\) of AdamW is a dict or None, not 0.1"),
+    ],
+)
+def test_values_of_groups_are_checked(changed: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        stepped(optim.AdamW(groups=lambda _: changed), GRADIENTS)
+
+
 def no_decay(path: str) -> dict[str, float]:
     return {"weight_decay": 0.0} if path.endswith("bias") else {}
 
@@ -223,6 +277,28 @@ def test_weights_have_a_moving_average_to_evaluate_with(tmp_path: Path) -> None:
     np.testing.assert_array_equal(optimizer.state()[key], again.state()[key])
     with pytest.raises(UsageError, match="keeps no average"), optim.SGD().averaged([]):
         pass
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_state_without_averages_begins_them_with_the_weights(replicas: int) -> None:
+    ar.config.set_logical_devices("CPU", 4)
+    strategy = MirroredStrategy([f"CPU:{place}" for place in range(replicas)])
+    before, after = optim.Adam(0.0), optim.Adam(0.0, ema_momentum=0.9)
+    with strategy.scope():
+        variable = ar.Variable(np.full(100_000, 3, np.float32), name="v")
+    gradient = np.ones(100_000, np.float32)
+
+    for optimizer, state in ((before, None), (after, before)):
+
+        @ar.function
+        def step(value: Any, optimizer: Any = optimizer) -> Any:
+            optimizer.apply([value], [variable])
+
+        if state is not None:
+            optimizer.load_state(state.state())
+        strategy.run(step, (gradient,))
+    with after.averaged([variable]):
+        np.testing.assert_allclose(variable.numpy(), 3, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ COSINE = 0.5 * (1 + math.cos(math.pi * 0.25))
         (schedules.OneCycle(0.5, 100), 0, 0.02),
         (schedules.OneCycle(0.5, 100), 29, 0.5),
         (schedules.OneCycle(0.5, 100), 99, 0.02 / 1e4),
+        (schedules.OneCycle(0.1, 10, 0.1), 0, 0.1),
         (schedules.Warmup(0.1, 10), 5, 0.05),
         (schedules.Warmup(schedules.ExponentialDecay(0.1, 10, 0.5), 10, 0.02), 5, 0.06),
         (schedules.Warmup(schedules.ExponentialDecay(0.1, 10, 0.5), 10), 20, 0.05),
