@@ -35,6 +35,17 @@ def test_a_loaded_model_goes_on_to_the_bit(tmp_path: Path) -> None:
         assert np.array_equal(a, b)
 
 
+def test_dropout_goes_on_with_accumulated_gradients(tmp_path: Path) -> None:
+    x, y = blobs()
+    model = classifier(dropout=0.3)
+    model.compile("adam", "sparse_categorical_crossentropy", gradient_accumulation=2)
+    model.fit(x, y, batch_size=25, epochs=2, verbose=0)
+    model.save(tmp_path / "model")
+    loaded = nn.load_model(tmp_path / "model")
+    wanted = model.fit(x, y, batch_size=25, epochs=2, verbose=0)
+    assert loaded.fit(x, y, batch_size=25, epochs=2, verbose=0).history == wanted.history
+
+
 def test_optimizer_state_survives_being_saved_again_before_a_step(tmp_path: Path) -> None:
     x, y = blobs()
     model = classifier()

@@ -245,8 +245,12 @@ class Replicator(Replicas):
         self.shared.clear()
         renew(self)
 
+    def steps_of(self, fn: Callable[..., Any]) -> int:
+        """Return how often a function has run, which its random draws depend on."""
+        return self._programs.of(getattr(fn, "python_function", fn)).steps
+
     def set_steps(self, fn: Callable[..., Any], steps: int) -> None:
-        """Set how often a function has run, which its random draws depend on."""
+        """Set how often a function has run."""
         self._programs.of(getattr(fn, "python_function", fn)).steps = steps
 
 

@@ -92,8 +92,9 @@ def _made(
         with _naming(path):
             model.compile(**steps.restore(described["compiled"], custom))
             model.optimizer.load_state(state)
-        # Dropout's draws depend on the number of runs of the step.
-        model.replicator.set_steps(model.train_function, model.optimizer.iterations)
+        # Dropout's draws depend on the number of runs of the step, which older files do not have.
+        runs = described.get("steps", described["iterations"])
+        model.replicator.set_steps(model.train_function, runs)
     return model
 
 

@@ -407,6 +407,8 @@ class Model(Built):
             "epochs_done": self.epochs_done,
             "compiled": compiled.describe() if compiled else None,
         }
+        if compiled:
+            described["steps"] = self.replicator.steps_of(self.train_function)
         with training.naming_rank(self.replicator, "save"):
             saving.save(path, self, described, compiled.optimizer if compiled else None)
 

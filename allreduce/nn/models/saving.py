@@ -190,6 +190,7 @@ def check_whole(described: Mapping[str, Any], path: str | PathLike[str]) -> None
     if isinstance(described.get("compiled"), dict):
         wanted += [(described["compiled"], name, kind) for name, kind in _COMPILED.items()]
         wanted += [(described, "iterations", int)]
+        wanted += [(described, "steps", int)] if "steps" in described else []  # older: none
     for parts, name, kind in wanted:
         value = parts.get(name, ...)
         if not isinstance(value, kind) or (kind is int and not 0 <= value < _COUNTS):
