@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,28 @@ def test_inputs_go_by_order_or_name_and_outputs_by_their_layers() -> None:
     price, kind = model.predict([left, right], verbose=0)
     assert (price.shape, kind.shape) == ((60, 1), (60, 3))
     assert len(model.variables) == 12  # those of the shared layer once
+
+
+def by_keys() -> Any:
+    """Make a model of dicts, whose keys are not the names of the layers."""
+    set_seed(0)
+    inputs = {"u": nn.Input((2,), name="z"), "v": nn.Input((2,), name="a")}
+    both = nn.Concatenate()([inputs["u"], inputs["v"]])
+    model = nn.Model(inputs, {"q": nn.Dense(1)(both), "p": nn.Dense(1)(both)})
+    model.compile("sgd", "mse", metrics={"p": ["mae"]})
+    return model
+
+
+def test_dicts_go_by_their_keys() -> None:
+    model = by_keys()
+    assert model.output_names == ["q", "p"]
+    assert model.metrics_names == ["loss", "q_loss", "p_loss", "p_mae"]
+    u, v = np.ones((4, 2), np.float32), np.zeros((4, 2), np.float32)
+    history = model.fit({"v": v, "u": u}, {"p": u[:, :1], "q": v[:, :1]}, verbose=0).history
+    assert list(history) == model.metrics_names
+    found = model.predict({"v": v, "u": u}, verbose=0)
+    swapped = model.predict(OrderedDict(v=v, u=u), verbose=0)
+    np.testing.assert_array_equal(swapped["p"], found["p"])
 
 
 def test_replicas_agree() -> None:
@@ -147,6 +170,11 @@ def _unconnected() -> Any:
             lambda: two_by_two().predict({"left": np.ones((3, 4)), "r": np.ones((3, 2))}),
             UsageError,
             "inputs called left, right, not left, r",
+        ),
+        (
+            lambda: by_keys().predict({"x": np.ones((3, 2)), "y": np.ones((3, 2))}),
+            UsageError,
+            "inputs called u, v, not x, y",
         ),
         (
             lambda: two_by_two().predict([np.ones((3, 4)), np.ones((3, 5))]),

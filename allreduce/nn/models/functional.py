@@ -72,7 +72,9 @@ class Functional(Model):
 
     @property
     def output_names(self) -> list[str]:
-        """The outputs' names in losses, metrics and histories: those of their layers."""
+        """The outputs' names in losses, metrics and histories: a dict's keys, or their layers'."""
+        if isinstance(self._outputs, Mapping):
+            return [str(key) for key in self._outputs]
         names = [symbol.name for symbol in self.outputs]
         return [
             f"{name}_{place}" if names.count(name) > 1 else name for place, name in enumerate(names)
@@ -99,13 +101,17 @@ class Functional(Model):
             ShapeError: A shape differs.
         """
         names = self.input_names
-        if isinstance(inputs, Mapping) and not isinstance(self._inputs, Mapping):
-            if set(inputs) != set(names):
+        if isinstance(inputs, Mapping):
+            keys = list(self._inputs) if isinstance(self._inputs, Mapping) else names
+            if set(inputs) != set(keys):
                 raise UsageError(
-                    f"model {self.name!r} takes inputs called {', '.join(names)}, not "
+                    f"model {self.name!r} takes inputs called {', '.join(map(str, keys))}, not "
                     f"{', '.join(map(str, inputs))}"
                 )
-            inputs = [inputs[name] for name in names]
+            if keys is names:
+                inputs = [inputs[name] for name in names]
+            else:  # in the order of the model's own dict
+                inputs = self._inputs | dict(inputs)
         tensors = pytree.leaves(inputs)
         if len(tensors) != len(names):
             raise UsageError(
