@@ -20,11 +20,14 @@ class History(Callback):
     def __init__(self) -> None:
         self.epoch: list[int] = []
         self.history: dict[str, list[Any]] = {}
+        # Not every epoch has each, as with validation_freq.
+        self._epochs: dict[str, list[int]] = {}
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         self.epoch.append(epoch)
         for name, value in (logs or {}).items():
             self.history.setdefault(name, []).append(value)
+            self._epochs.setdefault(name, []).append(epoch)
 
     def plot(self, names: Iterable[str] | None = None) -> Any:
         """Draw one panel per value, its "val_" twin in the same; returns matplotlib's figure.
@@ -48,14 +51,8 @@ class History(Callback):
             figure.subplots(1, max(1, len(chosen)), squeeze=False)[0], chosen, strict=False
         ):
             for key in (name, f"val_{name}"):
-                values = self.history.get(key, [])
-                # Values that not every epoch has, as with validation_freq, belong to the last ones.
-                panel.plot(_epochs(self.epoch, len(values)), values, marker=".", label=key)
+                epochs, values = self._epochs.get(key, []), self.history.get(key, [])
+                panel.plot(epochs, values, marker=".", label=key)
             panel.set(xlabel="epoch", title=name)
             panel.legend()
         return figure
-
-
-def _epochs(epochs: list[int], count: int) -> list[int]:
-    every = max(1, len(epochs) // max(1, count))
-    return epochs[every - 1 :: every][:count]

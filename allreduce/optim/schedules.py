@@ -265,7 +265,7 @@ class OneCycle(Schedule):
         top, first = self.max_learning_rate, self.max_learning_rate / self.div_factor
         peak, end = self.pct_start * self.total_steps - 1, self.total_steps - 1
         if step <= peak:
-            return top + (first - top) * _half_cosine(step / peak)
+            return top + (first - top) * _half_cosine(step / peak if peak else 1.0)
         last = first / self.final_div_factor
         return last + (top - last) * _half_cosine((min(step, end) - peak) / (end - peak))
 

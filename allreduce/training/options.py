@@ -74,7 +74,9 @@ class FitOptions:
         found: dict[str, Any] = {name: _int(getattr(self, name)) for name in plain}
         found |= {"shuffle": bool(self.shuffle), "data": self.data}
         freq = self.validation_freq
-        found["validation_freq"] = freq if isinstance(freq, int) else sorted(freq)
+        found["validation_freq"] = (
+            sorted(map(int, freq)) if isinstance(freq, Collection) else int(freq)
+        )
         found["validation_split"] = float(self.validation_split)
         weights = self.class_weight
         found["class_weight"] = weights and {int(key): float(weights[key]) for key in weights}

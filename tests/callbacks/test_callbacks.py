@@ -235,6 +235,9 @@ def test_history_draws_its_values() -> None:
     loss, val_loss = figure.axes[0].get_lines()
     np.testing.assert_array_equal(loss.get_ydata(), history.history["loss"])
     np.testing.assert_array_equal(val_loss.get_xdata(), [1, 3])
+    _, history = fitted(epochs=5, validation_freq=[1, 5])
+    val_loss = history.plot(["loss"]).axes[0].get_lines()[1]
+    np.testing.assert_array_equal(val_loss.get_xdata(), [0, 4])
     assert len(history.plot(["loss"]).axes) == 1
 
 

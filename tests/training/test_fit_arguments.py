@@ -75,8 +75,10 @@ def test_epochs_begin_and_validate_where_they_are_told() -> None:
     )
     assert history.epoch == [2, 3, 4, 5]
     assert len(history.history["val_loss"]) == 2
-    more = model.fit(x, y, epochs=3, validation_data=(x, y), validation_freq=[3], verbose=0)
-    assert len(more.history["val_loss"]) == 1
+    whole: Any = (np.int64(2), [np.int64(3)])
+    for freq in (*whole, [3]):
+        more = model.fit(x, y, epochs=3, validation_data=(x, y), validation_freq=freq, verbose=0)
+        assert len(more.history["val_loss"]) == 1
     size: dict[str, Any] = {"validation_batch_size": 7, "validation_steps": 2}
     part = model.fit(x, y, 40, validation_data=(x, y), **size, verbose=0).history
     assert part["val_loss"][0] == pytest.approx(model.evaluate(x[:14], y[:14], verbose=0)[0])
