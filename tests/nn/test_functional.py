@@ -213,3 +213,71 @@ def test_models_without_a_constructor_of_their_own_are_saved(tmp_path: Path) -> 
     loaded = nn.load_model(tmp_path / "model", {"Plain": Plain})
     np.testing.assert_array_equal(loaded.predict(np.ones((1, 2)), verbose=0), [[1, 1]])
     assert list(inspect.signature(Plain).parameters) == ["name", "dtype", "trainable"]
+
+
+def test_lists_give_each_output_its_own_at_compile() -> None:
+    a = nn.Input((6,))
+    model = nn.Model(a, [nn.Dense(1, "sigmoid", name="kind")(a), nn.Dense(1, name="price")(a)])
+    model.compile("sgd", ["bce", "mse"], [["mae"], ["mse"]], loss_weights=[1.0, 0.5])
+    names = ["loss", "kind_loss", "price_loss", "kind_mae", "price_mse"]
+    assert model.metrics_names == names
+    x, labels = blobs(40)
+    y = [(labels[:, None] > 0).astype("f"), x[:, :1]]
+    found = model.fit(x, y, verbose=0).history
+    assert list(found) == names
+    total = found["kind_loss"][0] + 0.5 * found["price_loss"][0]
+    assert found["loss"][0] == pytest.approx(total, rel=1e-6)
+    with pytest.raises(UsageError, match="loss has 3 entries, but the model has 2 outputs"):
+        model.compile("sgd", ["bce", "mse", "mse"])
+
+
+def test_lists_wait_for_the_outputs_of_a_subclass() -> None:
+    class Two(nn.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Dense(1), nn.Dense(1)
+
+        def call(self, x: Any) -> Any:
+            return self.first(x), self.second(x)
+
+    model = Two()
+    model.compile("sgd", ["mse", "mae"], [["mae"], "mse"], loss_weights=[1.0, 0.5])
+    x, _ = blobs(40)
+    found = model.fit(x, [x[:, :1], x[:, 1:2]], verbose=0).history
+    names = ["loss", "output_0_loss", "output_1_loss", "output_0_mae", "output_1_mse"]
+    assert list(found) == names
+
+
+@pytest.mark.parametrize("outputs", ["alone", "in a list"])
+def test_a_single_output_takes_arrays_dicts_and_lists(outputs: str) -> None:
+    x, _ = blobs(40)
+    histories = []
+    for loss, metrics, y in (
+        ("mse", ["mae"], x[:, :1]),
+        (["mse"], [["mae"]], [x[:, :1]]),
+        ({"price": "mse"}, {"price": ["mae"]}, {"price": x[:, :1]}),
+        ({"price": "mse"}, {"price": "mae"}, x[:, :1]),
+    ):
+        set_seed(0)
+        a = nn.Input((6,))
+        out = nn.Dense(1, name="price")(a)
+        model = nn.Model(a, out) if outputs == "alone" else nn.Model([a], [out])
+        model.compile("sgd", loss, metrics)
+        histories.append(model.fit(x, y, verbose=0, validation_data=(x, y)).history)
+    assert list(histories[0]) == ["loss", "mae", "val_loss", "val_mae"]
+    assert all(history == histories[0] for history in histories)
+    with pytest.raises(UsageError, match="y is a dict of 'prise', but the model's outputs are 'p"):
+        model.fit(x, {"prise": x[:, :1]}, verbose=0)
+    with pytest.raises(UsageError, match="loss names output 'prise'.*did you mean 'price'"):
+        model.compile("sgd", {"prise": "mse"})
+        model.fit(x, x[:, :1], verbose=0)
+
+
+def test_an_output_has_one_metric_without_a_list() -> None:
+    x, y = data()
+    model = two_by_two()
+    model.compile("adam", {"price": "mse", "kind": LOSS}, {"kind": "accuracy", "price": ["mae"]})
+    names = ["loss", "price_loss", "kind_loss", "price_mae", "kind_accuracy"]
+    assert list(model.fit(x, y, verbose=0).history) == names
+    with pytest.raises(UsageError, match=r"metrics is a list: \['mae'\]"):
+        nn.Model(model.inputs, model.outputs[0]).compile("sgd", "mse", "mae")

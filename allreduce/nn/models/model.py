@@ -83,7 +83,7 @@ class Model(Built):
                 with several outputs one for all, or a dict by output or a list of several. None
                 for a model with a `train_step` of its own that needs none.
             metrics: Names ("accuracy"), Metrics, or functions (y_true, y_pred) that give one value
-                per sample: a list, or with several outputs a dict of lists.
+                per sample: a list, or with several outputs a dict or list of these.
             loss_weights: The factor of each output's loss in the sum: a dict or a list.
             weighted_metrics: Metrics that count samples by `fit`'s sample_weight.
             run_eagerly: Whether steps run op by op, with values to print and to look at in a

@@ -22,6 +22,7 @@ from allreduce.nn.metrics.base import refuse_scalar
 
 Values = Callable[[np.ndarray], Any]
 
+_NUMBERED = ("loss", "loss_weights")  # their lists have one entry for each output
 _NO_PROBABILITIES = ("linear", "relu", "tanh", "gelu")  # their outputs may be below 0 or above 1
 
 
@@ -33,6 +34,19 @@ class Settings:
     loss_weights: Any = None
     metrics: Any = None
     weighted_metrics: Any = None
+
+    @property
+    def by_output(self) -> bool:
+        """Whether one is a list of parts for several outputs."""
+        return any(
+            isinstance(given, list | tuple)
+            and (len(given) > 1 if key in _NUMBERED else any(map(_is_list, given)))
+            for key, given in vars(self).items()
+        )
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
 
 
 @dataclass
@@ -108,9 +122,11 @@ def _metric(measure: metrics.Measure) -> metrics.Metric:
 def plan_outputs(settings: Settings, names: Sequence[str]) -> list[Output]:
     """Resolve the arguments of `compile` for a model's outputs.
 
+    Histories call the results of a single output by its metrics' names alone, as Keras does.
+
     Args:
         settings: The arguments.
-        names: The outputs' names; [""] if there is one alone.
+        names: The outputs' names; [""] for a single one without a name.
 
     Raises:
         UsageError: A name is unknown, two metrics of an output have the same name, or one has a
@@ -122,30 +138,35 @@ def plan_outputs(settings: Settings, names: Sequence[str]) -> list[Output]:
     }
     outputs = []
     for name in names:
-        loss = given["loss"][name]
-        output = Output(name, None if loss is None else losses.get(loss))
+        loss, prefix = given["loss"][name], name if len(names) > 1 else ""
+        output = Output(prefix, None if loss is None else losses.get(loss))
         weight = given["loss_weights"][name]
         output.weight = 1.0 if weight is None else _number(weight)
         taken = {"loss"}
         for key, found in (("metrics", output.measures), ("weighted_metrics", output.weighted)):
             for each in _listed(key, given[key][name]):
                 short, measure = metrics.get(each, output.loss)
-                if key == "weighted_metrics" and _named(short, name) in taken:
+                if key == "weighted_metrics" and _named(short, prefix) in taken:
                     short = f"weighted_{short}"  # Keras's name beside the unweighted metric
-                found[_fresh(short, name, taken)] = measure
+                found[_fresh(short, prefix, taken)] = measure
         outputs.append(output)
     return outputs
 
 
 def output_names(model: Any, outputs: Any) -> list[str]:
-    """Name a model's outputs: a dict's keys, the names or numbers of a list; [""] for one."""
+    """Name a model's outputs: a dict's keys, the model's names, or the numbers of a list.
+
+    Returns:
+        The names; [""] for a single output of a model that has no names.
+    """
     if isinstance(outputs, Mapping):
         return [str(key) for key in outputs]
-    if not isinstance(outputs, list | tuple):
-        return [""]
+    is_list = isinstance(outputs, list | tuple)
     named = getattr(model, "output_names", None)
-    if named and len(named) == len(outputs):
+    if named and len(named) == (len(outputs) if is_list else 1):
         return [str(name) for name in named]
+    if not is_list:
+        return [""]
     return [f"output_{place}" for place in range(len(outputs))]
 
 
@@ -171,6 +192,8 @@ def by_name(
         return {name: given[name] for name in names}
     if isinstance(given, list | tuple) and len(given) == len(names):
         return dict(zip(names, given, strict=True))
+    if len(names) == 1 and not isinstance(given, Mapping | list | tuple):
+        return {names[0]: given}
     found = "one array"
     if isinstance(given, Mapping):
         found = f"a dict of {', '.join(map(repr, given))}"
@@ -201,22 +224,27 @@ def _by_output(key: str, given: Any, names: Sequence[str]) -> dict[str, Any]:
                 f"{key} names output {unknown[0]!r}, but the model's outputs are "
                 f"{', '.join(map(repr, names))}{hint}"
             )
-        return {name: given.get(name) for name in names}
-    if names == [""]:
-        listed = key in ("loss", "loss_weights") and isinstance(given, list | tuple)
-        if listed and len(given) == 1:
+        return {name: _one(key, given.get(name)) for name in names}
+    if len(names) == 1:
+        alone = isinstance(given, list | tuple) and len(given) == 1
+        if alone and (key in _NUMBERED or isinstance(given[0], list | tuple)):
             (given,) = given
-        return {"": given}
+        return {names[0]: given}
     if isinstance(given, list | tuple):
         if len(given) != len(names):
             raise UsageError(
                 f"{key} has {len(given)} entries, but the model has {len(names)} outputs "
                 f"({', '.join(map(repr, names))}); give one for each, or a dict by name"
             )
-        return dict(zip(names, given, strict=True))
+        return {name: _one(key, each) for name, each in zip(names, given, strict=True)}
     if given is not None and key in ("metrics", "weighted_metrics"):
         raise UsageError(f"{key} of a model with several outputs is a dict by output, or a list")
     return dict.fromkeys(names, given)
+
+
+def _one(key: str, given: Any) -> Any:
+    """Take an output's metric that stands without a list: {"price": "mae"}."""
+    return [given] if isinstance(given, str) and key in ("metrics", "weighted_metrics") else given
 
 
 def _listed(key: str, given: Any) -> list[Any]:

@@ -40,8 +40,9 @@ class Steps:
         self.optimizer = optim.get(optimizer)
         self.settings = settings
         self._outputs: dict[tuple[str, ...], list[Output]] = {}
-        if not any(isinstance(each, Mapping) for each in vars(settings).values()):
-            self._planned([""])  # errors that do not depend on the model are raised at once
+        known = getattr(model, "output_names", [] if settings.by_output else [""])
+        if known and not any(isinstance(each, Mapping) for each in vars(settings).values()):
+            self._planned(known)  # errors that do not depend on the first step are raised at once
         self._trained: frozenset[str] | None = None  # by the step, once it is traced
         self._known_changes: frozenset[str] = frozenset()
 
@@ -61,9 +62,14 @@ class Steps:
     @property
     def loss(self) -> Any:
         """The loss of a model with one output; with several, the argument of `compile`."""
-        given = self.settings.loss
-        whole = given is None or isinstance(given, Mapping | list | tuple)
-        return given if whole else losses.get(given)
+        planned, given = next(reversed(self._outputs.values()), []), self.settings.loss
+        if len(planned) == 1:
+            return planned[0].loss
+        return (
+            given
+            if given is None or isinstance(given, Mapping | list | tuple)
+            else losses.get(given)
+        )
 
     @property
     def state_values(self) -> Mapping[str, Values]:
@@ -90,7 +96,7 @@ class Steps:
             UsageError: They are not known yet.
         """
         names = getattr(self._model, "output_names", [])
-        if len(names) > 1:
+        if names:
             return self._planned(names)
         if not self._outputs:
             raise UsageError(
@@ -225,8 +231,8 @@ class Steps:
         targets = by_name("y", y, names)
         weights = by_name("sample_weight", sample_weight, names, may_be_one=True)
         return [
-            (each, targets[each.name], predictions[each.name], weights[each.name])
-            for each in self._planned(names)
+            (each, targets[name], predictions[name], weights[name])
+            for name, each in zip(names, self._planned(names), strict=True)
         ]
 
     def _planned(self, names: Sequence[str]) -> list[Output]:
