@@ -151,10 +151,25 @@ def _is_indexed(x: Any) -> bool:
     return hasattr(x, "__getitem__") and hasattr(x, "__len__")
 
 
+def length_of(batches: Any) -> int | None:
+    """Return the number of batches in a pass; None if it is not known.
+
+    A DataLoader over an iterable dataset has `__len__`, but raises in it.
+    """
+    try:
+        return len(batches)
+    except TypeError:
+        return None
+
+
 def one_pass(batches: Any) -> Iterator[Any]:
-    """Iterate batches once; an object with a length and indices, as Keras's, in their order."""
+    """Iterate batches once; an object with a length and indices, as Keras's, in their order.
+
+    Closing this iterator leaves a generator of the caller's open, which may go on with it.
+    """
     if isinstance(batches, Iterable):
-        yield from batches
+        for batch in batches:  # noqa: UP028  # `yield from` would close the generator
+            yield batch
         return
     for index in range(len(batches)):
         yield batches[index]

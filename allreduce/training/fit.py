@@ -206,9 +206,10 @@ def _source(
     needs_y: bool = True,
 ) -> Source:
     """Make a source of arrays or batches; a collective call."""
+    trains = options is not None and not kind  # a validation is of the same rows each time
     if isinstance(given, Samples):
         rows = (batch_size, is_sharded(data), kind, steps)
-        return ArraySource(model.replicator, given, *rows)
+        return ArraySource(model.replicator, given, *rows, goes_on=trains)
 
     def prepare(samples: Samples, kind: str) -> None:
         model.prepare(samples if needs_y else Samples(samples.x), kind)
@@ -220,7 +221,8 @@ def _source(
         what=f"{kind}batch",
         steps=steps,
         prepare=prepare,
-        class_weight=options.class_weight if options and not kind else None,
+        class_weight=options.class_weight if options and trains else None,
+        goes_on=trains,
     )
 
 

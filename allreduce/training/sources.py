@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 from zlib import crc32
 
@@ -19,7 +20,14 @@ from allreduce.events import logger
 from allreduce.graph.core import pytree
 from allreduce.graph.replicate.replicator import Replicator
 from allreduce.graph.trace.per_replica import PerReplica
-from allreduce.training.arrays import Samples, as_batch, describe, one_pass, with_class_weight
+from allreduce.training.arrays import (
+    Samples,
+    as_batch,
+    describe,
+    length_of,
+    one_pass,
+    with_class_weight,
+)
 from allreduce.training.facts import digest
 from allreduce.training.ranks import everyones, everyones_text, raise_together, rank_of, size_of
 
@@ -32,11 +40,9 @@ class Source(Protocol):
 
     Attributes:
         steps: How many batches an epoch has; None if it is not known.
-        samples: How many samples all ranks have in one pass; None if it is not known.
     """
 
     steps: int | None
-    samples: int | None
 
     def epoch(self, order: Order | None = None) -> Batches:
         """Iterate the batches of the next epoch; all ranks get as many."""
@@ -50,56 +56,51 @@ class Source(Protocol):
 Order = Callable[[int], np.ndarray]  # the number of the pass: a permutation of this rank's rows
 
 
-class _Limited:
-    """Epochs of a fixed number of steps: each goes on where the last one ended.
+class _Epochs:
+    """Epochs of a source: a pass each, or each goes on in the pass where the last one ended.
 
     Args:
-        steps: How many batches an epoch has, or None for a whole pass.
-        begin: Starts a pass, by its number.
-        once: Whether there is one pass only.
+        steps: How many batches an epoch has at most, or None for a whole pass.
+        begin: Starts a pass, by its number, with at most as many batches as its last argument says.
+        goes_on: Whether epochs go on in a pass, and begin another one at its end.
     """
 
     def __init__(
-        self, steps: int | None, begin: Callable[[int, Any], Iterator[Batch]], once: bool
+        self,
+        steps: int | None,
+        begin: Callable[[int, Order | None, int | None], Generator[Batch, None, None]],
+        goes_on: bool,
     ) -> None:
-        self._steps, self._begin, self._once = steps, begin, once
+        self._steps, self._begin, self._goes_on = steps, begin, goes_on
         self._passes = 0
-        self._open: Iterator[Batch] | None = None
+        self._open: Generator[Batch, None, None] | None = None
 
     def epoch(self, order: Order | None) -> Generator[Batch, None, None]:
-        if self._steps is None and not self._once:
-            with closing(self._pass(order)) as batches:  # type: ignore[type-var]
+        if self._steps is None or not self._goes_on:
+            with closing(self._pass(order, self._steps)) as batches:
                 yield from batches
             return
         taken = 0
-        while self._steps is None or taken < self._steps:
+        while taken < self._steps:
             begun = self._open is None
             if self._open is None:
-                self._open = self._pass(order)
+                self._open = self._pass(order, None)
             batch = next(self._open, None)
             if batch is not None:
                 taken += 1
                 yield batch
-            elif self._once or begun:
+            elif begun:
                 return
             else:
                 self._open = None
 
-    def _pass(self, order: Order | None) -> Iterator[Batch]:
+    def _pass(self, order: Order | None, limit: int | None) -> Generator[Batch, None, None]:
         self._passes += 1
-        return self._begin(self._passes - 1, order)
+        return self._begin(self._passes - 1, order, limit)
 
     def close(self) -> None:
-        if close := getattr(self._open, "close", None):
-            close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Which replica takes which rows of arrays, over all ranks."""
-
-    plan: Plan
-    total: int
+        if self._open is not None:
+            self._open.close()
 
 
 class ArraySource:
@@ -112,6 +113,8 @@ class ArraySource:
         sharded: Whether each rank has rows of its own.
         kind: What errors put before "x".
         steps: How many batches an epoch has; None for all.
+        goes_on: Whether an epoch of some steps goes on where the last one ended, instead of at the
+            first row.
 
     Attributes:
         rows: How many rows this rank has.
@@ -128,31 +131,34 @@ class ArraySource:
         sharded: bool = False,
         kind: str = "",
         steps: int | None = None,
+        goes_on: bool = False,
     ) -> None:
         self._replicator, self._given, self._arrays = replicator, samples.given, samples.arrays
         self.rows = samples.rows
-        rows = _share_out(replicator, samples.rows, batch_size, sharded, f"{kind}x")
-        self._plan = rows.plan
-        self.steps: int | None = steps or rows.plan.steps
-        self.samples: int | None = rows.total if steps in (None, rows.plan.steps) else None
-        self._limited = _Limited(steps, self._pass, once=False)
+        self._plan = _share_out(replicator, samples.rows, batch_size, sharded, f"{kind}x")
+        passed = self._plan.steps
+        self.steps: int | None = (
+            passed if steps is None else steps if goes_on else min(steps, passed)
+        )
+        self._epochs = _Epochs(steps, self._pass, goes_on)
 
     def epoch(self, order: Order | None = None) -> Batches:
-        return closing(self._limited.epoch(order))
+        return closing(self._epochs.epoch(order))
 
     def close(self) -> None:
-        self._limited.close()
+        self._epochs.close()
 
-    def _pass(self, number: int, order: Order | None) -> Generator[Batch, None, None]:
+    def _pass(
+        self, number: int, order: Order | None, limit: int | None
+    ) -> Generator[Batch, None, None]:
         permutation = None if order is None else order(number)
-        batches = ArrayBatches(self._arrays, self._plan, self._replicator, permutation)
-        if all(isinstance(each, np.ndarray) for each in self._given):
-            return iter(batches)
-        return self._structured(iter(batches))
-
-    def _structured(self, batches: Generator[Batch, None, None]) -> Generator[Batch, None, None]:
+        batches = iter(ArrayBatches(self._arrays, self._plan, self._replicator, permutation))
+        plain = all(isinstance(each, np.ndarray) for each in self._given)
         with closing(batches):
-            for batch in batches:
+            for batch in islice(batches, limit):
+                if plain:
+                    yield batch
+                    continue
                 leaves = iter(batch)
 
                 def put(leaf: Any, leaves: Iterator[Any] = leaves) -> Any:
@@ -161,16 +167,15 @@ class ArraySource:
                 yield pytree.map_leaves(put, self._given)
 
 
-def _share_out(
-    replicator: Replicator, own: int, batch_size: int, sharded: bool, name: str
-) -> _Rows:
+def _share_out(replicator: Replicator, own: int, batch_size: int, sharded: bool, name: str) -> Plan:
+    """Plan which replica takes which rows, over all ranks."""
     if not sharded:
-        return _Rows(Replicated(own, batch_size, replicator.num_replicas_in_sync), own)
+        return Replicated(own, batch_size, replicator.num_replicas_in_sync)
     table = everyones(replicator, "how many rows ranks have", [own, replicator.local_replicas])
     rows, replicas = (tuple(int(each) for each in column) for column in table.T)
     if not sum(rows):
         raise UsageError(f"{name} is empty on every rank")
-    return _Rows(Sharded(rows, batch_size, replicas), sum(rows))
+    return Sharded(rows, batch_size, replicas)
 
 
 _ENDED, _RAISED = -1, -2
@@ -198,12 +203,15 @@ class IterableSource:
 
     Args:
         replicator: The replicas.
-        batches: Iterated anew for each pass, or once if it is an iterator.
+        batches: Iterated anew for each pass, or once if it is an iterator; nothing is drawn from an
+            iterator before the epoch that needs it.
         sharded: Whether each rank has batches of its own.
         what: What errors call a batch of it: "batch", "validation batch".
         steps: How many batches an epoch has; None for a whole pass.
         prepare: Checks a batch's samples against the model; gets them and what errors call them.
         class_weight: The weights of classes.
+        goes_on: Whether an epoch of some steps goes on where the last one ended, instead of in a
+            new pass; with an iterator it always does.
     """
 
     def __init__(
@@ -216,6 +224,7 @@ class IterableSource:
         steps: int | None,
         prepare: Callable[[Samples, str], None],
         class_weight: Mapping[int, float] | None = None,
+        goes_on: bool = False,
     ) -> None:
         self._replicator, self._batches, self._sharded = replicator, batches, sharded
         self._what, self._prepare, self._class_weight = what, prepare, class_weight
@@ -225,19 +234,23 @@ class IterableSource:
         self._first: tuple[int, str] | None = None  # its number and kind
         self._count = 0
         once = isinstance(batches, Iterator)
-        length = len(batches) if not once and hasattr(batches, "__len__") else None
+        length = None if once else length_of(batches)
         self.steps = steps if steps is not None else length
-        self.samples: int | None = None
-        self._limited = _Limited(steps, self._pass, once)
+        self._epochs = _Epochs(steps, self._pass, goes_on and not once)
 
     def epoch(self, order: Order | None = None) -> Batches:
-        return closing(self._limited.epoch(order))
+        return closing(self._epochs.epoch(order))
 
     def close(self) -> None:
-        self._limited.close()
+        self._epochs.close()
 
-    def _pass(self, number: int, order: Order | None) -> Generator[Batch, None, None]:  # noqa: ARG002
-        numbered = enumerate(one_pass(self._batches), self._count)
+    def _pass(
+        self,
+        number: int,  # noqa: ARG002
+        order: Order | None,  # noqa: ARG002
+        limit: int | None,
+    ) -> Generator[Batch, None, None]:
+        numbered = enumerate(islice(one_pass(self._batches), limit), self._count)
         made = ahead(self._made(numbered), feeding(self._replicator))
         with closing(made):
             while (batch := self._next(made)) is not None:

@@ -222,10 +222,6 @@ def test_iterables_of_batches_train_as_arrays_do(replicas: int) -> None:
     expected = on_replicas(replicas).fit(x, y, 16, 2, shuffle=False, **tests).history
     indexed = Indexed()
 
-    def endless() -> Iterator[Any]:
-        while True:
-            yield from batches()
-
     cases: tuple[tuple[Any, dict[str, Any]], ...] = (
         (batches(), {}),
         (indexed, {}),
@@ -275,6 +271,65 @@ def test_a_torch_loader_is_gone_through() -> None:
     loader = torch.utils.data.DataLoader(data, batch_size=16)
     expected = classifier().fit(x, y, 16, 2, shuffle=False, verbose=0).history
     assert classifier().fit(loader, epochs=2, verbose=0).history == expected
+
+
+def test_a_torch_loader_without_a_length_is_gone_through() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc]
+        def __iter__(self) -> Iterator[Any]:
+            yield from zip(*blobs(50), strict=True)
+
+    x, y = blobs(50)
+    loader = torch.utils.data.DataLoader(Stream(), batch_size=16)
+    expected = classifier().fit(x, y, 16, 2, shuffle=False, verbose=0).history
+    assert classifier().fit(loader, epochs=2, verbose=0).history == expected
+
+
+class WithoutLength(Loader):
+    """Has `__len__`, which raises, as a DataLoader's over an iterable dataset does."""
+
+    def __len__(self) -> int:
+        raise TypeError("object of type 'Stream' has no len()")
+
+
+def test_a_length_that_cannot_be_told_is_unknown() -> None:
+    x, y = blobs(50)
+    expected = classifier().fit(x, y, 16, 2, shuffle=False, verbose=0).history
+    assert classifier().fit(WithoutLength(), epochs=2, verbose=0).history == expected
+
+
+def endless(rows: int = 50) -> Iterator[Any]:
+    while True:
+        yield from batches(rows)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_generators_of_the_caller_stay_open(replicas: int) -> None:
+    model = on_replicas(replicas)
+    train, tests = endless(48), endless(48)
+    options: dict[str, Any] = {"steps_per_epoch": 2, "validation_steps": 2, "verbose": 0}
+    for _ in range(2):
+        history = model.fit(train, epochs=2, validation_data=tests, **options).history
+        assert len(history["val_loss"]) == 2
+    for _ in range(2):
+        model.evaluate(tests, steps=2, verbose=0)
+        assert len(model.predict(tests, steps=2, verbose=0)) == 32
+    np.testing.assert_array_equal(next(train)[0], batches(48)[8 % 3][0])
+    np.testing.assert_array_equal(next(tests)[0], batches(48)[16 % 3][0])
+
+
+def test_each_validation_of_some_steps_has_the_same_rows() -> None:
+    x, y = blobs(50)
+    for tests in ((x, y), batches()):
+        model = classifier()
+        model.compile(optim.SGD(0.0), LOSS)  # the weights stay
+        size = {} if isinstance(tests, list) else {"validation_batch_size": 16}
+        losses = model.fit(
+            *(x, y, 16, 4), validation_data=tests, validation_steps=2, verbose=0, **size
+        ).history["val_loss"]
+        assert losses == [losses[0]] * 4
+        assert losses[0] == pytest.approx(model.evaluate(x[:32], y[:32], verbose=0), rel=1e-6)
 
 
 def test_a_generator_that_ends_ends_training() -> None:
