@@ -232,7 +232,7 @@ def test_lists_give_each_output_its_own_at_compile() -> None:
 
 
 def test_lists_wait_for_the_outputs_of_a_subclass() -> None:
-    class Two(nn.Model):
+    class Two(ar.nn.Model):
         def __init__(self) -> None:
             super().__init__()
             self.first, self.second = nn.Dense(1), nn.Dense(1)

@@ -274,7 +274,7 @@ def test_a_torch_loader_is_gone_through() -> None:
 
 
 def test_a_torch_loader_without_a_length_is_gone_through() -> None:
-    torch = pytest.importorskip("torch")
+    torch: Any = pytest.importorskip("torch")
 
     class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc]
         def __iter__(self) -> Iterator[Any]:
@@ -324,7 +324,7 @@ def test_each_validation_of_some_steps_has_the_same_rows() -> None:
     for tests in ((x, y), batches()):
         model = classifier()
         model.compile(optim.SGD(0.0), LOSS)  # the weights stay
-        size = {} if isinstance(tests, list) else {"validation_batch_size": 16}
+        size: dict[str, Any] = {} if isinstance(tests, list) else {"validation_batch_size": 16}
         losses = model.fit(
             *(x, y, 16, 4), validation_data=tests, validation_steps=2, verbose=0, **size
         ).history["val_loss"]
