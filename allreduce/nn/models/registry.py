@@ -1,11 +1,10 @@
-"""Layers by the name of their class. A new one is a file and a row, imported when asked for."""
+"""Layers by the name of their class, to make them again from a file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from allreduce.devices.options import FLOATS
@@ -15,27 +14,8 @@ from allreduce.nn.core import configs
 if TYPE_CHECKING:
     from allreduce.nn.core.layer import Layer
 
-# class -> module
-TABLE: Mapping[str, str] = {
-    "Activation": "allreduce.nn.activations",
-    "Add": "allreduce.nn.layers.merging",
-    "AveragePooling2D": "allreduce.nn.layers.pooling",
-    "BatchNorm": "allreduce.nn.layers.normalization",
-    "Concatenate": "allreduce.nn.layers.merging",
-    "Conv2D": "allreduce.nn.layers.conv2d",
-    "Dense": "allreduce.nn.layers.dense",
-    "Dropout": "allreduce.nn.layers.dropout",
-    "Embedding": "allreduce.nn.layers.embedding",
-    "Flatten": "allreduce.nn.layers.flatten",
-    "Functional": "allreduce.nn.models.functional",
-    "GlobalAveragePooling2D": "allreduce.nn.layers.pooling",
-    "Input": "allreduce.nn.layers.input",
-    "LayerNorm": "allreduce.nn.layers.normalization",
-    "MaxPool2D": "allreduce.nn.layers.pooling",
-    "MultiHeadAttention": "allreduce.nn.layers.attention",
-    "Reshape": "allreduce.nn.layers.reshape",
-    "Sequential": "allreduce.nn.models.sequential",
-}
+# Class by name: all layers that allreduce/nn/__init__.py imports, which fills it.
+LAYERS: dict[str, type[Layer]] = {}
 
 
 def layer_class(name: str, custom: Mapping[str, Any], own: bool | None = None) -> type[Layer]:
@@ -52,14 +32,13 @@ def layer_class(name: str, custom: Mapping[str, Any], own: bool | None = None) -
     """
     if name in custom and own is not False:
         return _layer_class(name, custom[name])
-    if own or name not in TABLE:
-        error = unknown_name("layer", name, [*TABLE, *custom])
+    if own or name not in LAYERS:
+        error = unknown_name("layer", name, [*LAYERS, *custom])
         known = f"unknown layer {name!r}: it is none of the library's" if own else error
         raise UsageError(
             f"{known}; a class of your own is passed as custom_objects={{{name!r}: {name}}}"
         )
-    built_in: type[Layer] = getattr(import_module(TABLE[name]), name)
-    return built_in
+    return LAYERS[name]
 
 
 def _layer_class(name: str, found: Any) -> type[Layer]:
