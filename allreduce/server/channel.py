@@ -8,6 +8,7 @@ between two processes on two cores, a gRPC call 350.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import struct
 import threading
@@ -31,6 +32,8 @@ _MOST_FRAME_BYTES = 1 << 24  # names and descriptions; arrays come behind
 _MOST_ARRAY_BYTES = 1 << 36
 _BUFFER_BYTES = 1 << 16
 _LOCAL_BYTES = 1 << 20  # that a Unix socket holds; with the kernel's 208 KiB it wakes too often
+_TURN_SECONDS = 0.005  # until a waiting thread looks again whether another has read its answer
+_PAUSE_SECONDS = 0.5  # of a wait, until it looks whether the connection has ended
 _READERS = 2  # one reads while the other runs a step; see `Channel`
 
 Handle = Callable[["Channel", pb.Frame, Sequence[np.ndarray]], None]
@@ -41,13 +44,15 @@ class Channel:
 
     Two threads take turns to read: the one that has read a frame handles it, which may take a whole
     step, while the other one waits for the next frame. So nothing is handed from thread to thread,
-    and an abort or a lost connection is noticed during a step.
+    and an abort or a lost connection is noticed during a step. A client's connection has no such
+    threads: the thread that waits for an answer reads it.
 
     Args:
         connection: A connected socket, after the handshake.
         peer: The other end's name, for messages.
         handle: Called with each frame and its arrays, but heartbeats.
         lost: Called once, with the reason, when the connection has ended.
+        is_clients: Whether threads read in `wait` instead of in the background.
     """
 
     def __init__(
@@ -56,8 +61,11 @@ class Channel:
         peer: str,
         handle: Handle,
         lost: Callable[[Channel, str], None],
+        *,
+        is_clients: bool = False,
     ) -> None:
         self.peer = peer
+        self._is_clients = is_clients
         self._socket = connection
         self._handle, self._lost = handle, lost
         self._reading, self._sending, self._ending = (threading.Lock() for _ in range(3))
@@ -70,7 +78,7 @@ class Channel:
         else:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(None)
-        for work in (*[self._read] * _READERS, self._beat):
+        for work in (*([] if is_clients else [self._read] * _READERS), self._beat):
             threading.Thread(target=work, name=f"allreduce-{peer}", daemon=True).start()
 
     def send(self, frame: pb.Frame, arrays: Sequence[np.ndarray] = ()) -> None:
@@ -90,6 +98,18 @@ class Channel:
         except OSError as error:
             self.end(f"sending failed: {error.strerror or error}")
             raise PeerLostError(f"{self.peer} is lost: {self.ended}") from error
+
+    def wait(self, came: threading.Event, timeout: float) -> bool:
+        """Read frames until one of them has set an event; returns whether it is set."""
+        deadline = time.monotonic() + timeout
+        while not (came.is_set() or self.ended) and time.monotonic() < deadline:
+            if self._reading.acquire(timeout=_TURN_SECONDS):  # another waiting thread may read
+                try:
+                    if not came.is_set():
+                        self._read_one(min(deadline - time.monotonic(), _PAUSE_SECONDS))
+                finally:
+                    self._reading.release()
+        return came.is_set() or (bool(self.ended) and came.wait(_PAUSE_SECONDS))  # `lost` sets it
 
     def leave(self) -> None:
         """Close the connection in good order: the other end does not warn of it."""
@@ -111,6 +131,8 @@ class Channel:
     def _beat(self) -> None:
         while not self.ended:
             time.sleep(BEAT_SECONDS)
+            if self._is_clients:
+                self._read_idle()
             silent = time.monotonic() - self._heard
             if silent > DEAD_SECONDS:
                 self.end(f"it has sent nothing for {silent:.0f} s")
@@ -118,19 +140,47 @@ class Channel:
             with contextlib.suppress(PeerLostError):
                 self.send(pb.Frame(kind=pb.Frame.HEARTBEAT))
 
+    def _read_idle(self) -> None:
+        """Read what has come while nobody waits for an answer."""
+        while not self.ended and self._reading.acquire(blocking=False):
+            try:
+                if not self._read_one(0.0):
+                    return
+            finally:
+                self._reading.release()
+
     def _read(self) -> None:
         while not self.ended:
-            try:
-                with self._reading:
-                    frame, arrays = self._next()
-            except (OSError, ValueError, EOFError) as error:
-                self.end(str(error) or "it has closed the connection")
-                return
-            if frame.kind == pb.Frame.LEAVE:
-                self.has_left = True
-                self.end("it has left")
-            elif frame.kind != pb.Frame.HEARTBEAT:
-                self._handle(self, frame, arrays)
+            with self._reading:
+                received = self._receive()
+            if received is not None:
+                self._handle(self, *received)
+
+    def _read_one(self, seconds: float) -> bool:
+        """Read and handle a frame that comes within some time; returns whether one came."""
+        if not (self._buffer or self.ended):
+            ready = select.poll()
+            ready.register(self._socket, select.POLLIN)
+            if not ready.poll(max(seconds, 0.0) * 1000):
+                return False
+        received = self._receive()
+        if received is not None:
+            self._handle(self, *received)
+        return True
+
+    def _receive(self) -> tuple[pb.Frame, list[np.ndarray]] | None:
+        """Read one frame; returns None of a heartbeat, and of the connection's end."""
+        try:
+            frame, arrays = self._next()
+        except (OSError, ValueError, EOFError) as error:
+            self.end(str(error) or "it has closed the connection")
+            return None
+        if frame.kind == pb.Frame.LEAVE:
+            self.has_left = True
+            self.end("it has left")
+        elif frame.kind != pb.Frame.HEARTBEAT:
+            return frame, arrays
+        return None
 
     def _next(self) -> tuple[pb.Frame, list[np.ndarray]]:
         (length,) = _LENGTH.unpack(self._take(_LENGTH.size))

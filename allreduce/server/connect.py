@@ -101,21 +101,31 @@ class Peer:
                 f"({error.code().name}: {error.details()})"
             ) from None
 
-    def open(self, identity: str, handle: Handle, lost: Callable[[Channel, str], None]) -> Channel:
-        """Open the data connection.
+    def open(
+        self,
+        identity: str,
+        handle: Handle,
+        lost: Callable[[Channel, str], None],
+        *,
+        is_clients: bool = False,
+    ) -> Channel:
+        """Open the data connection; the arguments are those of `Channel`.
 
         Raises:
             JoinError: The task refuses it, or cannot be reached there.
         """
         host, _ = split(self.address)
+        address = host, self.hello.data_port
         try:
-            connection = connect((host, self.hello.data_port), self._secret, self._nonces, identity)
+            connection = self._connect_local(identity) or connect(
+                address, self._secret, self._nonces, identity
+            )
         except OSError as error:
             raise JoinError(
                 f"[server] {self.name} does not accept a data connection at {host}:"
                 f"{self.hello.data_port}: {error}"
             ) from error
-        return Channel(connection, self.name, handle, lost)
+        return Channel(connection, self.name, handle, lost, is_clients=is_clients)
 
     def _connect_local(self, identity: str) -> socket.socket | None:
         """Connect to a task of this host by a Unix socket, which is faster; None if that fails."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from allreduce.cluster.spec import ClusterSpec
 from allreduce.devices.names import DeviceName
 from allreduce.graph.core.node import Graph, Rewriter
+from allreduce.graph.partition.partition import task_of
 from allreduce.graph.partition.tasks import Part, split, task_of_device
 from allreduce.graph.passes.prune import prune
 from allreduce.graph.placement.placement import place
@@ -42,15 +43,33 @@ def plan(
         task = DeviceName(job=job, replica=0, task=number)
         available += devices.get(task) or [replace(task, kind="CPU", index=0)]
     placed, _ = place(prune(graph), home, available)
-    return split(_feed_where_read(placed))
+    fed, numbers = _feed_where_read(placed)
+    return {
+        task: replace(part, feeds=tuple(numbers[n] for n in part.feeds))
+        for task, part in split(fed).items()
+    }
 
 
-def _feed_where_read(graph: Graph) -> Graph:
-    """Move each input to the device of its first reader, so that a client sends it there."""
+def _feed_where_read(graph: Graph) -> tuple[Graph, list[int]]:
+    """Give each task that reads an input one of its own, so that the client sends it there.
+
+    Returns:
+        The graph, and the number of each of its inputs in the client's.
+    """
     consumers = graph.consumers()
     rewriter = Rewriter(graph)
+    copies: dict[tuple[int, DeviceName], int] = {}
+    inputs: list[int] = []
+    numbers: list[int] = []
     for node in graph.nodes:
-        readers = consumers[node.id] if node.op == "placeholder" else []
-        device = graph.nodes[readers[0]].device if readers else node.device
-        rewriter.keep(node, device=device)
-    return rewriter.finish()
+        if node.id not in graph.inputs:
+            task = task_of(node)
+            read = tuple(copies.get((i, task), rewriter.moved[i]) for i in node.inputs)
+            rewriter.keep(node, inputs=read)
+            continue
+        readers = [graph.nodes[i] for i in consumers[node.id]] or [node]
+        for task, reader in {task_of(each): each for each in reversed(readers)}.items():
+            copies[node.id, task] = rewriter.keep(node, device=reader.device)
+            inputs.append(copies[node.id, task])
+            numbers.append(graph.inputs.index(node.id))
+    return replace(rewriter.finish(), inputs=tuple(inputs)), numbers

@@ -339,7 +339,7 @@ class Session:
         if known is not None and not known.ended:
             return known
         peer = Peer(address, self._secret, self._timeout)
-        channel = peer.open(self._name, self._take, self._lose)
+        channel = peer.open(self._name, self._take, self._lose, is_clients=True)
         peer.close()
         self._channels[task] = channel
         return channel
@@ -360,7 +360,7 @@ class Session:
         return reply
 
     def _answer(self, channel: Channel, reply: _Reply) -> tuple[pb.Frame, Sequence[np.ndarray]]:
-        if not reply.came.wait(self._timeout):
+        if not channel.wait(reply.came, self._timeout):
             raise TimeoutError(
                 f"[server] {channel.peer} has not answered within {self._timeout:g} s"
             )
