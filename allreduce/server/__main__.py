@@ -25,6 +25,9 @@ def serve(
             help="A JSON file of the cluster, or JSON text.", show_default="ALLREDUCE_CLUSTER"
         ),
     ] = None,
+    until: Annotated[
+        str | None, typer.Option(help="End when this task has, such as worker:0.")
+    ] = None,
 ) -> None:
     """Serve one task of a cluster until SIGTERM or Ctrl-C."""
     try:
@@ -34,9 +37,12 @@ def serve(
         raise typer.Exit(1) from None
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
-        server.join()
+        server.join(until)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+    except AllreduceError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
     finally:
         server.close()
 

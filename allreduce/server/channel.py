@@ -14,6 +14,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,27 @@ _PAUSE_SECONDS = 0.5  # of a wait, until it looks whether the connection has end
 _READERS = 2  # one reads while the other runs a step; see `Channel`
 
 Handle = Callable[["Channel", pb.Frame, Sequence[np.ndarray]], None]
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a request waits for.
+
+    Attributes:
+        came: Whether the other attributes are set.
+        frame: The answer; None if the connection has ended.
+        lost: Why it has ended.
+    """
+
+    came: bool = False
+    frame: pb.Frame | None = None
+    arrays: Sequence[np.ndarray] = ()
+    lost: str = ""
+
+    def fill(self, frame: pb.Frame | None, arrays: Sequence[np.ndarray], lost: str = "") -> None:
+        """Set all of it."""
+        self.frame, self.arrays, self.lost = frame, arrays, lost
+        self.came = True
 
 
 class Channel:
@@ -99,17 +121,20 @@ class Channel:
             self.end(f"sending failed: {error.strerror or error}")
             raise PeerLostError(f"{self.peer} is lost: {self.ended}") from error
 
-    def wait(self, came: threading.Event, timeout: float) -> bool:
-        """Read frames until one of them has set an event; returns whether it is set."""
+    def wait(self, answer: Answer, timeout: float) -> bool:
+        """Read frames until an answer has come; returns whether it has.
+
+        `handle` fills it, or `lost` when the connection ends.
+        """
         deadline = time.monotonic() + timeout
-        while not (came.is_set() or self.ended) and time.monotonic() < deadline:
+        while not answer.came and time.monotonic() < deadline:
             if self._reading.acquire(timeout=_TURN_SECONDS):  # another waiting thread may read
                 try:
-                    if not came.is_set():
+                    if not answer.came:
                         self._read_one(min(deadline - time.monotonic(), _PAUSE_SECONDS))
                 finally:
                     self._reading.release()
-        return came.is_set() or (bool(self.ended) and came.wait(_PAUSE_SECONDS))  # `lost` sets it
+        return answer.came
 
     def leave(self) -> None:
         """Close the connection in good order: the other end does not warn of it."""
@@ -158,7 +183,10 @@ class Channel:
 
     def _read_one(self, seconds: float) -> bool:
         """Read and handle a frame that comes within some time; returns whether one came."""
-        if not (self._buffer or self.ended):
+        if self.ended:
+            time.sleep(_TURN_SECONDS)  # another thread is telling those who wait
+            return False
+        if not self._buffer:
             ready = select.poll()
             ready.register(self._socket, select.POLLIN)
             if not ready.poll(max(seconds, 0.0) * 1000):

@@ -29,7 +29,7 @@ from allreduce.graph.trace.trace import HOST, Trace, check_outside, recording
 from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.update import UpdateRule
 from allreduce.server import task_pb2 as pb
-from allreduce.server.channel import Channel
+from allreduce.server.channel import Answer, Channel
 from allreduce.server.connect import Peer
 from allreduce.server.encode import configured, encode
 
@@ -60,20 +60,6 @@ class _Program:
 class _Function:
     programs: dict[Any, _Program] = field(default_factory=dict)
     steps: int = 0
-
-
-class _Reply:
-    """The answer that a request waits for."""
-
-    def __init__(self) -> None:
-        self.came = threading.Event()
-        self.frame: pb.Frame | None = None
-        self.arrays: Sequence[np.ndarray] = ()
-        self.lost = ""
-
-    def fill(self, frame: pb.Frame | None, arrays: Sequence[np.ndarray], lost: str = "") -> None:
-        self.frame, self.arrays, self.lost = frame, arrays, lost
-        self.came.set()
 
 
 class Session:
@@ -118,7 +104,7 @@ class Session:
         self._master = Peer(target.removeprefix("grpc://"), self._secret, self._timeout)
         self.cluster = ClusterSpec(self._master.hello.cluster)
         self._channels: dict[str, Channel] = {}
-        self._waiting: dict[tuple[Channel, int], _Reply] = {}
+        self._waiting: dict[tuple[Channel, int], Answer] = {}
         self._requests = 0
         self._functions: dict[Any, _Function] = {}
         self._created: dict[str, str] = {}  # variables that had values, and their tasks
@@ -292,7 +278,7 @@ class Session:
     def _step(self, program: _Program, arguments: Arguments, step: int) -> list[Any]:
         feeds = [values[0] for values in arguments.feeds]
         rows = arguments.rows[0] if arguments.rows else 1
-        sent: list[tuple[pb.PartOf, Channel, _Reply]] = []
+        sent: list[tuple[pb.PartOf, Channel, Answer]] = []
         try:
             for part, channel in program.parts:
                 frame = pb.Frame(kind=pb.Frame.RUN, handle=program.handle, step=step, rows=rows)
@@ -318,7 +304,7 @@ class Session:
                 channel.send(frame)
 
     def _raise_cause(
-        self, sent: Sequence[tuple[pb.PartOf, Channel, _Reply]], first: BaseException
+        self, sent: Sequence[tuple[pb.PartOf, Channel, Answer]], first: BaseException
     ) -> None:
         """Wait for all tasks to end a failed step; raise the error that ended the others."""
         for _, channel, reply in sent:
@@ -352,15 +338,15 @@ class Session:
         channel = self._channel(task, self.cluster.address(*parse_task(task)))
         return self._answer(channel, self._request(channel, frame, arrays))
 
-    def _request(self, channel: Channel, frame: pb.Frame, arrays: Sequence[np.ndarray]) -> _Reply:
+    def _request(self, channel: Channel, frame: pb.Frame, arrays: Sequence[np.ndarray]) -> Answer:
         self._requests += 1
         frame.request = self._requests
-        reply = self._waiting[channel, frame.request] = _Reply()
+        reply = self._waiting[channel, frame.request] = Answer()
         channel.send(frame, arrays)
         return reply
 
-    def _answer(self, channel: Channel, reply: _Reply) -> tuple[pb.Frame, Sequence[np.ndarray]]:
-        if not channel.wait(reply.came, self._timeout):
+    def _answer(self, channel: Channel, reply: Answer) -> tuple[pb.Frame, Sequence[np.ndarray]]:
+        if not channel.wait(reply, self._timeout):
             raise TimeoutError(
                 f"[server] {channel.peer} has not answered within {self._timeout:g} s"
             )
