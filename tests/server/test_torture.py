@@ -101,7 +101,7 @@ def _run_until(session: ar.Session, step: object, seconds: float) -> None:
 def test_strangers_at_a_tasks_ports_change_nothing() -> None:
     choose = random.Random(7)
     with serving(worker=2, ps=1) as servers, ar.Session(servers[0].target, timeout=30) as session:
-        v, step = _job("fuzzed")
+        _, step = _job("fuzzed")
         session.run(step, args=(X,))
         hosts = [server.target.removeprefix("grpc://").rpartition(":") for server in servers]
         ports = [int(port) for _, _, port in hosts]
