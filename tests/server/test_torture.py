@@ -8,7 +8,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -21,8 +21,10 @@ from tests.server.clusters import describe, processes, serving, start_task
 ROUNDS = 100
 X = np.ones((4, 2), np.float32)
 
+Step = Callable[[ar.Tensor], ar.Tensor]
 
-def _job(name: str) -> tuple[ar.Variable, object]:
+
+def _job(name: str) -> tuple[ar.Variable, Step]:
     """Return a variable on `ps`, and a step over three tasks that changes it."""
     with ar.device("/job:ps/task:0"):
         v = ar.Variable(np.zeros(2, np.float32), name=name)
@@ -92,7 +94,7 @@ def _hit(task: subprocess.Popen[str], stop: bool) -> None:
     task.send_signal(signal.SIGCONT)
 
 
-def _run_until(session: ar.Session, step: object, seconds: float) -> None:
+def _run_until(session: ar.Session, step: Step, seconds: float) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         session.run(step, args=(X,))
