@@ -67,11 +67,19 @@ class Callback:
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """End of an epoch, after its validation."""
 
+    def on_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
+        """Keras's short name of `on_train_batch_begin`."""
+
+    def on_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        """Keras's short name of `on_train_batch_end`."""
+
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         """Start of a step of `fit`, from 0 in each epoch."""
+        self.on_batch_begin(batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """End of a step of `fit`."""
+        self.on_batch_end(batch, logs)
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
         """Start of `evaluate`, or of a validation in `fit`."""
@@ -99,8 +107,8 @@ class Callback:
 
 
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
-
-_RISING = ("acc", "accuracy", "auc", "precision", "recall", "f1_score", "r2_score", "similarity")
+# By method: the one that calls it unless it is overridden.
+ALIASES = {"on_train_batch_begin": "on_batch_begin", "on_train_batch_end": "on_batch_end"}
 
 
 class Monitor:
@@ -109,7 +117,7 @@ class Monitor:
     Args:
         owner: The callback's class, for messages.
         name: "val_loss".
-        mode: "min", "max", or "auto": "max" for accuracies, precision and the like.
+        mode: "min", "max", or "auto": "min" for losses, and as the metric's `direction` says.
         min_delta: Smaller changes are none.
 
     Raises:
@@ -119,16 +127,21 @@ class Monitor:
     def __init__(self, owner: str, name: str, mode: str, min_delta: float = 0.0) -> None:
         if mode not in ("auto", "min", "max"):
             raise UsageError(f'{owner} takes mode "auto", "min" or "max", not {mode!r}')
-        rising = mode == "max" or (mode == "auto" and name.endswith(_RISING))
-        self._owner, self.name, self._sign = owner, name, 1.0 if rising else -1.0
+        self._owner, self.name, self._mode = owner, name, mode
         self._delta = abs(min_delta)
         self.best: float | None = None
         self._warned = False
 
-    def read(self, logs: Mapping[str, Any] | None) -> float | None:
-        """Return the value; None, with a warning, if there is none."""
+    def read(self, logs: Mapping[str, Any] | None, model: Any) -> float | None:
+        """Return the value; None, with a warning, if there is none.
+
+        Raises:
+            UsageError: The mode is "auto", and the model does not know the value's direction.
+        """
         value = (logs or {}).get(self.name)
         if value is not None and np.ndim(value) == 0:
+            if self._mode == "auto":
+                self._mode = self._direction(model)
             return float(value)
         if not self._warned:
             self._warned = True
@@ -140,11 +153,27 @@ class Monitor:
             )
         return None
 
+    def _direction(self, model: Any) -> str:
+        name = self.name.removeprefix("val_")
+        known: Mapping[str, str | None] = model.metric_directions
+        found = known.get(name)
+        if found is None and name not in known and (name == "loss" or name.endswith("_loss")):
+            found = "min"
+        if found is None:
+            raise UsageError(
+                f"{self._owner} cannot tell whether {self.name!r} should rise or fall: pass "
+                'mode="max" or mode="min", or give the metric\'s class a direction = "max"'
+            )
+        return found
+
     def improves(self, value: float, than: float | None) -> bool:
-        """Tell whether a value is better than another by more than `min_delta`; a NaN never is."""
+        """Tell whether a value that was read is better than another by more than `min_delta`.
+
+        A NaN never is.
+        """
         if than is None:
             return value == value
-        return self._sign * (value - than) > self._delta
+        return (value - than if self._mode == "max" else than - value) > self._delta
 
     def take(self, value: float) -> bool:
         """Keep a value if it is better than the best before; tells whether it is."""

@@ -23,7 +23,7 @@ class ModelCheckpoint(Callback):
         verbose: 1 prints a line for each file.
         save_best_only: Whether to save only if the monitored value is the best so far.
         save_weights_only: Whether `save_weights` is called instead of `save`.
-        mode: "min", "max" or "auto".
+        mode: "min", "max" or "auto": "min" for losses, and as the metric's `direction` says.
         save_freq: "epoch", or a number of batches, counted over epochs.
         initial_value_threshold: A value that has to be bettered.
 
@@ -70,7 +70,7 @@ class ModelCheckpoint(Callback):
 
     def _save(self, batch: int | None, logs: Logs | None) -> None:
         if self.save_best_only:
-            value = self._monitor.read(logs)
+            value = self._monitor.read(logs, self.model)
             if value is None or not self._monitor.take(value):
                 return
         path = self._path(batch, logs)

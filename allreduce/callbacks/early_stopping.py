@@ -18,7 +18,7 @@ class EarlyStopping(Callback):
         min_delta: Smaller changes are no improvement.
         patience: How many epochs without improvement are allowed.
         verbose: 1 prints a line when it stops, or restores weights.
-        mode: "min", "max" or "auto".
+        mode: "min", "max" or "auto": "min" for losses, and as the metric's `direction` says.
         baseline: A value that has to be bettered.
         restore_best_weights: Whether the model gets the best epoch's weights back at the end. Each
             rank keeps a copy in memory. The optimizer's slots stay those of the last epoch.
@@ -53,7 +53,7 @@ class EarlyStopping(Callback):
         return self._monitor.best
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        value = self._monitor.read(logs)
+        value = self._monitor.read(logs, self.model)
         if value is None or epoch < self.start_from_epoch:
             return
         if self.restore_best_weights and self.best_weights is None:

@@ -58,7 +58,7 @@ class ReduceLROnPlateau(Callback):
         factor: What multiplies the rate, below 1.
         patience: How many epochs without improvement are allowed.
         verbose: 1 prints a line for each change.
-        mode: "min", "max" or "auto".
+        mode: "min", "max" or "auto": "min" for losses, and as the metric's `direction` says.
         min_delta: Smaller changes are no improvement.
         cooldown: How many epochs after a change nothing is counted.
         min_lr: The rate is never lower.
@@ -93,7 +93,7 @@ class ReduceLROnPlateau(Callback):
         rate = self.model.optimizer.learning_rate
         if logs is not None:
             logs["learning_rate"] = float(rate)
-        value = self._monitor.read(logs)
+        value = self._monitor.read(logs, self.model)
         if value is None:
             return
         if self.cooldown_counter:

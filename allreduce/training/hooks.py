@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from allreduce.callbacks import Callback
-from allreduce.callbacks.base import Logs
-from allreduce.errors import AllreduceError, UsageError
+from allreduce.callbacks.base import ALIASES, HOOKS, Logs
+from allreduce.errors import AllreduceError, UsageError, did_you_mean
 from allreduce.graph.replicate.replicator import Replicator
 from allreduce.training.ranks import everyones, raise_together, size_of
 
@@ -19,7 +19,7 @@ def as_callbacks(given: Any) -> list[Callback]:
     """Return a list of callbacks.
 
     Raises:
-        UsageError: Something else is among them.
+        UsageError: Something else is among them, or one has a method that is never called.
     """
     if given is None:
         return []
@@ -30,6 +30,12 @@ def as_callbacks(given: Any) -> list[Callback]:
             raise UsageError(
                 f"callbacks takes ar.callbacks.Callback objects, not {each!r:.80}{hint}"
             )
+        for name in dir(each):
+            if name.startswith("on_") and name not in HOOKS and callable(getattr(each, name)):
+                raise UsageError(
+                    f"{type(each).__name__}.{name} is never called: callbacks have no such "
+                    f"method{did_you_mean(name, HOOKS)}"
+                )
     return found
 
 
@@ -122,4 +128,6 @@ class Hooks:
 
 
 def _overrides(callback: Callback, name: str) -> bool:
-    return name in vars(callback) or getattr(type(callback), name) is not getattr(Callback, name)
+    if name in vars(callback) or getattr(type(callback), name) is not getattr(Callback, name):
+        return True
+    return name in ALIASES and _overrides(callback, ALIASES[name])

@@ -106,6 +106,106 @@ def test_early_stopping_watches_rising_values_a_baseline_and_a_start() -> None:
         assert len(history.epoch) == epochs
 
 
+class Share(ar.nn.metrics.Metric):
+    """A metric with a state and no direction."""
+
+    def increment(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        return ar.ops.stack([ar.ops.sum(ar.ops.ones_like(y_pred)) for _ in range(2)])
+
+
+class Rising(Share):
+    direction = "max"
+
+
+def pairs(metrics: Any) -> Any:
+    """Make a compiled model of one column."""
+    model = ar.nn.Sequential([ar.nn.Dense(1, activation="sigmoid")])
+    model.compile("sgd", "mse", metrics, weighted_metrics=["mse"])
+    return model
+
+
+@pytest.mark.parametrize("kind", ["EarlyStopping", "ModelCheckpoint", "ReduceLROnPlateau"])
+@pytest.mark.parametrize(
+    ("metric", "name", "expected"),
+    [
+        (ar.nn.metrics.F1Score(name="f1"), "f1", "max"),
+        (ar.nn.metrics.AUC(name="pr", curve="PR"), "pr", "max"),
+        (Rising(name="good"), "val_good", "max"),
+        ("mae", "mae", "min"),
+        ("mse", "weighted_mse", "min"),
+        ("cosine_similarity", "cosine_similarity", "max"),
+        (ar.nn.losses.CosineSimilarity(name="minus"), "minus", "min"),
+        (ar.nn.metrics.Metric(ar.nn.losses.mse, "auc"), "auc", "min"),  # not what its name says
+        (Share(name="odd_accuracy"), "odd_accuracy", None),
+        (lambda y_true, y_pred: y_pred, "<lambda>", None),
+        ("mae", "loss", "min"),
+        ("mae", "val_loss", "min"),
+    ],
+)
+def test_modes_follow_the_metrics_direction(
+    kind: str, metric: Any, name: str, expected: str | None, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"monitor": name}
+    if kind == "ModelCheckpoint":
+        options |= {"filepath": tmp_path / "best", "save_best_only": True}
+    callback = getattr(ar.callbacks, kind)(**options)
+    x = blobs(20)[0]
+    y = (x[:, :1] > 0).astype("f")
+
+    def fit() -> None:
+        pairs([metric]).fit(x, y, verbose=0, validation_data=(x, y), callbacks=[callback])
+
+    if expected is None:
+        said = f"{kind} cannot tell whether '{name}' should rise or fall: pass mode="
+        with pytest.raises(UsageError, match=said):
+            fit()
+        return
+    fit()
+    monitor = callback._monitor
+    assert monitor.best is not None
+    assert monitor.improves(monitor.best + 1, monitor.best) is (expected == "max")
+
+
+def test_a_metric_of_cosines_is_the_cosine(tmp_path: Path) -> None:
+    x = blobs(20)[0]
+    model = ar.nn.Sequential([ar.nn.Input((6,)), ar.nn.Dense(6)])
+    model.compile("sgd", "cosine_similarity", ["cosine_similarity"])
+    found = model.evaluate(x, x, verbose=0)
+    assert found[1] == pytest.approx(-found[0])
+    outputs = model.predict(x, verbose=0)
+    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(outputs, axis=1)
+    assert found[1] == pytest.approx(((x * outputs).sum(axis=1) / norms).mean(), rel=1e-5)
+    metric = ar.nn.metrics.CosineSimilarity()
+    metric.update_state(x, outputs)
+    assert metric.result() == pytest.approx(found[1], rel=1e-5)
+    # The loss of that name, passed as a metric, stays what it is, in a loaded model too.
+    model.compile("sgd", "mse", [ar.nn.losses.cosine_similarity])
+    model.save(tmp_path / "model")
+    loaded = ar.nn.load_model(tmp_path / "model")
+    assert loaded.evaluate(x, x, verbose=0)[1] == pytest.approx(found[0])
+
+
+def test_short_names_of_batches_are_called() -> None:
+    called: list[str] = []
+
+    class Short(ar.callbacks.Callback):
+        def on_batch_begin(self, batch: int, logs: Any = None) -> None:
+            called.append(f"begin {batch}")
+
+        def on_batch_end(self, batch: int, logs: Any = None) -> None:
+            called.append(f"end {batch} {sorted(logs)}")
+
+    one = ar.callbacks.LambdaCallback(on_batch_end=lambda batch, logs: called.append("lambda"))
+    fitted(Short(), one, epochs=1, batch_size=30)
+    names = ["accuracy", "loss"]
+    assert called == ["begin 0", f"end 0 {names}", "lambda", "begin 1", f"end 1 {names}", "lambda"]
+
+
+class Misspelt(ar.callbacks.Callback):
+    def on_epochs_end(self, epoch: int, logs: Any = None) -> None:
+        raise AssertionError("it is refused before")
+
+
 def test_plateaus_lower_the_learning_rate() -> None:
     plateau = ar.callbacks.ReduceLROnPlateau(factor=0.5, patience=1, cooldown=2, min_lr=0.002)
     model, history = fitted(Scripted([1.0] * 7), plateau, epochs=7)
@@ -245,6 +345,10 @@ def test_history_draws_its_values() -> None:
     ("call", "message"),
     [
         (lambda: fitted(ar.callbacks.EarlyStopping), "make one: EarlyStopping"),
+        (
+            lambda: fitted(Misspelt()),
+            "Misspelt.on_epochs_end is never called: .*; did you mean 'on_epoch_end'",
+        ),
         (lambda: fitted("csv"), "callbacks takes ar.callbacks.Callback objects, not 'csv'"),
         (lambda: ar.callbacks.EarlyStopping(mode="best"), '"auto", "min" or "max", not \'best\''),
         (lambda: ar.callbacks.ReduceLROnPlateau(factor=2), "a factor between 0 and 1"),

@@ -29,12 +29,14 @@ from allreduce.nn.metrics.accuracy import (
 from allreduce.nn.metrics.base import Measure, Metric, default_name
 from allreduce.nn.metrics.confusion import AUC, ConfusionMatrix, F1Score, Precision, Recall
 from allreduce.nn.metrics.means import (
+    CosineSimilarity,
     Mean,
     MeanAbsoluteError,
     MeanSquaredError,
     Perplexity,
     R2Score,
     RootMeanSquaredError,
+    cosine_similarity,
 )
 
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
     "BinaryAccuracy",
     "CategoricalAccuracy",
     "ConfusionMatrix",
+    "CosineSimilarity",
     "F1Score",
     "Mean",
     "MeanAbsoluteError",
@@ -62,7 +65,9 @@ __all__ = [
     "accuracy",
     "binary_accuracy",
     "categorical_accuracy",
+    "cosine_similarity",
     "deserialize",
+    "direction_of",
     "get",
     "serialize",
     "sparse_categorical_accuracy",
@@ -78,6 +83,7 @@ TABLE: Mapping[str, Measure] = {
     "sparse_top_k_categorical_accuracy": sparse_top_k_categorical_accuracy,
     "top_k_categorical_accuracy": top_k_categorical_accuracy,
     **losses.TABLE,
+    "cosine_similarity": cosine_similarity,
 }
 _KINDS = (
     AUC,
@@ -85,6 +91,7 @@ _KINDS = (
     BinaryAccuracy,
     CategoricalAccuracy,
     ConfusionMatrix,
+    CosineSimilarity,
     F1Score,
     Mean,
     MeanAbsoluteError,
@@ -139,6 +146,21 @@ def get(identifier: Any, loss: Any = None) -> tuple[str, Measure]:
     raise UsageError(f"a metric is a name or a function (y_true, y_pred), not {identifier!r}{hint}")
 
 
+def direction_of(metric: Metric) -> str | None:
+    """Tell whether a better value is larger, "max", or smaller, "min"; None if it is not known.
+
+    Losses fall, the library's accuracies and similarities rise.
+    """
+    if metric.direction is not None:
+        return metric.direction
+    if type(metric) is not Metric:  # its value may be anything
+        return None
+    function = metric.function
+    if isinstance(function, losses.Loss) or losses.row_of(function) is not None:
+        return "min"
+    return "max" if any(function is each for each in TABLE.values()) else None
+
+
 def serialize(identifier: Any) -> Any:
     """Describe what `get` was given as plain data: a name is itself.
 
@@ -154,6 +176,8 @@ def serialize(identifier: Any) -> Any:
         return {"metric": described, "name": identifier.name}
     if type(identifier) in _KINDS:
         return {"class": type(identifier).__name__, "config": identifier.get_config()}
+    if losses.row_of(identifier) is not None:  # its name may be that of another metric
+        return {"loss": objects.describe(identifier, losses.TABLE)}
     return objects.describe(identifier, TABLE)
 
 

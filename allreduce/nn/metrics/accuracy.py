@@ -90,12 +90,16 @@ def _hits_of_top(labels: Tensor, prediction: Tensor, k: int) -> Tensor:
 class Accuracy(Metric):
     """`accuracy` as an object: as the name "accuracy", it compares classes, not values."""
 
+    direction = "max"
+
     def __init__(self, name: str = "accuracy") -> None:
         super().__init__(accuracy, name)
 
 
 class CategoricalAccuracy(Metric):
     """`categorical_accuracy` as an object."""
+
+    direction = "max"
 
     def __init__(self, name: str = "categorical_accuracy") -> None:
         super().__init__(categorical_accuracy, name)
@@ -104,12 +108,16 @@ class CategoricalAccuracy(Metric):
 class SparseCategoricalAccuracy(Metric):
     """`sparse_categorical_accuracy` as an object."""
 
+    direction = "max"
+
     def __init__(self, name: str = "sparse_categorical_accuracy") -> None:
         super().__init__(sparse_categorical_accuracy, name)
 
 
 class BinaryAccuracy(Metric):
     """`binary_accuracy` as an object that knows its threshold."""
+
+    direction = "max"
 
     def __init__(self, name: str = "binary_accuracy", threshold: float = 0.5) -> None:
         super().__init__(binary_accuracy, name)
@@ -125,6 +133,8 @@ class BinaryAccuracy(Metric):
 class TopKCategoricalAccuracy(Metric):
     """`top_k_categorical_accuracy` as an object that knows its k."""
 
+    direction = "max"
+
     def __init__(self, k: int = 5, name: str = "top_k_categorical_accuracy") -> None:
         super().__init__(top_k_categorical_accuracy, name)
         self.k = _checked_k(k)
@@ -138,6 +148,8 @@ class TopKCategoricalAccuracy(Metric):
 
 class SparseTopKCategoricalAccuracy(Metric):
     """`sparse_top_k_categorical_accuracy` as an object that knows its k."""
+
+    direction = "max"
 
     def __init__(self, k: int = 5, name: str = "sparse_top_k_categorical_accuracy") -> None:
         super().__init__(sparse_top_k_categorical_accuracy, name)

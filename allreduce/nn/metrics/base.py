@@ -7,7 +7,7 @@ cut into batches or shared among ranks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -28,6 +28,10 @@ class Metric:
 
     A subclass with another state overrides `increment` and `value`.
 
+    Attributes:
+        direction: Whether a better value is larger ("max") or smaller ("min"), for callbacks whose
+            mode is "auto"; None if that is not known.
+
     Args:
         function: Takes (y_true, y_pred) and gives one value per sample, `(batch,)`. None in a
             subclass that overrides `increment`.
@@ -36,6 +40,8 @@ class Metric:
     Raises:
         UsageError: The function cannot be called, or the name is no string.
     """
+
+    direction: ClassVar[Literal["max", "min"] | None] = None
 
     def __init__(self, function: Measure | None = None, name: str | None = None) -> None:
         has_own = type(self).increment is not Metric.increment

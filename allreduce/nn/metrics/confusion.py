@@ -57,6 +57,8 @@ class _Thresholded(Metric):
         name: Its name in histories.
     """
 
+    direction = "max"
+
     def __init__(self, thresholds: float | Sequence[float] | np.ndarray | None, name: str) -> None:
         super().__init__(None, name)
         # Plain numbers, as these are saved.
@@ -111,6 +113,8 @@ class AUC(Metric):
         name: Its name in histories.
         from_logits: Whether predictions are logits, before a sigmoid.
     """
+
+    direction = "max"
 
     def __init__(
         self,
@@ -171,6 +175,8 @@ class F1Score(Metric):
     Returns:
         An array of one value per class, or a float with an average or a single column.
     """
+
+    direction = "max"
 
     def __init__(
         self, average: str | None = None, threshold: float | None = None, name: str = "f1_score"

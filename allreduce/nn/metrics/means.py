@@ -39,12 +39,16 @@ class Mean(Metric):
 class MeanSquaredError(Metric):
     """The mean of the squared differences."""
 
+    direction = "min"
+
     def __init__(self, name: str = "mean_squared_error") -> None:
         super().__init__(losses.mean_squared_error, name)
 
 
 class RootMeanSquaredError(Metric):
     """The root of the mean of the squared differences."""
+
+    direction = "min"
 
     def __init__(self, name: str = "root_mean_squared_error") -> None:
         super().__init__(losses.mean_squared_error, name)
@@ -56,8 +60,27 @@ class RootMeanSquaredError(Metric):
 class MeanAbsoluteError(Metric):
     """The mean of the absolute differences."""
 
+    direction = "min"
+
     def __init__(self, name: str = "mean_absolute_error") -> None:
         super().__init__(losses.mean_absolute_error, name)
+
+
+def cosine_similarity(y_true: Any, y_pred: Any) -> Tensor:
+    """Give the cosine of the angle between two vectors: `(batch, n)` twice to `(batch,)`.
+
+    The loss of this name is minus it.
+    """
+    return ops.negative(losses.cosine_similarity(y_true, y_pred))
+
+
+class CosineSimilarity(Metric):
+    """The mean cosine of the angles between vectors: 1 where all point the same way."""
+
+    direction = "max"
+
+    def __init__(self, name: str = "cosine_similarity") -> None:
+        super().__init__(cosine_similarity, name)
 
 
 class R2Score(Metric):
@@ -68,6 +91,8 @@ class R2Score(Metric):
             one value per column.
         name: Its name in histories.
     """
+
+    direction = "max"
 
     def __init__(
         self, class_aggregation: str | None = "uniform_average", name: str = "r2_score"
@@ -111,6 +136,8 @@ class Perplexity(Metric):
         ignore_class: The class number of positions that do not count, such as padding.
         name: Its name in histories.
     """
+
+    direction = "min"
 
     def __init__(
         self, from_logits: bool = False, ignore_class: int | None = None, name: str = "perplexity"

@@ -140,6 +140,14 @@ class Model(Built):
         return self._steps().names
 
     @property
+    def metric_directions(self) -> Mapping[str, str | None]:
+        """Whether better values of the compiled metrics are larger ("max") or smaller ("min").
+
+        By their names in histories; None where it is not known.
+        """
+        return self._steps().directions
+
+    @property
     def is_compiled(self) -> bool:
         """Whether `compile` was called."""
         return self._compiled is not None

@@ -83,6 +83,16 @@ class Steps:
         return {name: each for output in self._current() for name, each in output.metrics.items()}
 
     @property
+    def directions(self) -> dict[str, str | None]:
+        """Where metrics improve, by their names in histories; as far as the outputs are known."""
+        planned = next(reversed(self._outputs.values()), [])
+        return {
+            name: metrics.direction_of(each)
+            for output in planned
+            for name, each in output.metrics.items()
+        }
+
+    @property
     def names(self) -> list[str]:
         """The names of the results, as `evaluated` orders them."""
         lost = [output.name for output in self._current() if output.loss is not None]
