@@ -119,18 +119,25 @@ def _train(
     model.stop_training = False
     hooks.call("on_train_begin")
     logs: dict[str, Any] = {}
+    shortage = _Shortage(model.replicator)
     for epoch in range(options.initial_epoch, options.epochs):
         hooks.call("on_epoch_begin", epoch)
         order = _order(model, source, options) if options.shuffle else None
         label = f"epoch {epoch + 1}/{options.epochs}"
         with Epoch(label, source.steps, mode, model.replicator) as shown:
             values, steps = loop.train(model, source.epoch(order), epoch, shown, hooks)
+            if not (hooks.handle_nan and hooks.stopping):  # else it may add up NaN
+                model.finish_update()
             if not steps:
                 _check_not_first(model.replicator, epoch, options)
                 break
+            if not hooks.stopping:
+                shortage.warn("x", "steps_per_epoch", options.steps_per_epoch, steps)
             logs = dict(values)
             if tested is not None and options.validates(epoch):
-                means = loop.measure(model, tested.epoch(), None, hooks)
+                means, steps = loop.measure(model, tested.epoch(), None, hooks)
+                wanted = options.validation_steps
+                shortage.warn("validation_data", "validation_steps", wanted, steps)
                 logs |= {f"val_{name}": value for name, value in means.items()}
             shown.finish(logs)
         model.epochs_done += 1
@@ -139,6 +146,32 @@ def _train(
         if hooks.stopping:
             break
     hooks.call("on_train_end", logs=logs)
+
+
+class _Shortage:
+    """Warns on rank 0, once per argument, that batches have run out; ranks have equal numbers."""
+
+    def __init__(self, replicator: Replicator) -> None:
+        self._told = {"x", "validation_data"} if rank_of(replicator) else set()
+
+    def warn(self, what: str, name: str, wanted: int | None, found: int) -> None:
+        """Compare the number of batches of a pass with the number in an option.
+
+        Args:
+            what: "x".
+            name: The option's name.
+            wanted: Its value; None if any number will do, but 0.
+            found: The number of batches.
+        """
+        if found >= (wanted or 1) or what in self._told:
+            return
+        self._told.add(what)
+        shown = f"ended after {found} batches" if found else "gave no batch"
+        logger.warning(
+            "fit: %s %s%s; pass something that can be iterated again and is long enough, or a "
+            "generator with enough batches for all epochs",
+            *(what, shown, f" of {name}={wanted}" if wanted else ""),
+        )
 
 
 def _check_not_first(replicator: Replicator, epoch: int, options: FitOptions) -> None:
@@ -320,12 +353,14 @@ def evaluate(
     hooks = Hooks(model, hooked, {"steps": source.steps, "verbose": verbose})
     try:
         with Epoch("evaluate", source.steps, mode, replicator) as shown:
-            values = loop.measure(model, source.epoch(), shown, hooks)
+            values, found = loop.measure(model, source.epoch(), shown, hooks)
             shown.finish(values)
     finally:
         source.close()
     if not values:
         raise UsageError("evaluate: x gave no batch")
+    if steps is not None and found < steps and rank_of(replicator) == 0:
+        logger.warning("evaluate: x ended after %d batches of steps=%d", found, steps)
     return values
 
 
@@ -408,5 +443,5 @@ def on_batch(
     if what == "predict_on_batch":
         return loop.predict(model, source.epoch(), shown, hooks)
     if what == "test_on_batch":
-        return loop.measure(model, source.epoch(), None, hooks)
+        return loop.measure(model, source.epoch(), None, hooks)[0]
     return loop.train(model, source.epoch(), model.epochs_done, shown, hooks)[0]

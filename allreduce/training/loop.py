@@ -61,29 +61,35 @@ def train(
                 break
     if watch is not None:
         watch.agree(totals)
-    if not (hooks.handle_nan and hooks.stopping):  # else it may add up NaN
-        model.finish_update()
     shown.measured()
     return totals.means(), step
 
 
-def measure(model: Trainable, source: Batches, shown: Epoch | None, hooks: Hooks) -> dict[str, Any]:
-    """Compute loss and metrics without training; returns their exact means."""
+def measure(
+    model: Trainable, source: Batches, shown: Epoch | None, hooks: Hooks
+) -> tuple[dict[str, Any], int]:
+    """Compute loss and metrics without training.
+
+    Returns:
+        Their exact means, and how many batches there were.
+    """
     replicator = model.replicator
     totals = Totals(replicator, model.state_values)
     hooks.call("on_test_begin")
+    step = 0
     with source as batches:
-        for step, batch in enumerate(batches):
+        for batch in batches:
             hooks.call("on_test_batch_begin", step)
             totals.add(run(model, model.test_function, batch))
             hooks.call("on_test_batch_end", step, logs=totals.means)
             if shown:
                 shown.step(batch, model.test_function, totals.local_means)
+            step += 1
     if shown:
         shown.measured()
     means = totals.means()
     hooks.call("on_test_end", logs=means)
-    return means
+    return means, step
 
 
 def predict(model: Trainable, source: Batches, shown: Epoch, hooks: Hooks) -> Any:

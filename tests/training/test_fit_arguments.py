@@ -115,6 +115,63 @@ def test_steps_on_single_batches(replicas: int) -> None:
     assert halved[0] == pytest.approx(model.test_on_batch(x, y)[0] / 2)
 
 
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_steps_on_single_batches_accumulate(replicas: int) -> None:
+    x, y = blobs(48)
+    models = [on_replicas(replicas) for _ in range(3)]
+    by_steps, in_fit, stopped = models
+    for model in models:
+        model.compile(optim.SGD(0.1), LOSS, gradient_accumulation=4)
+    by_steps.build((None, 6))
+    before = by_steps.get_weights()
+    for at in range(0, 48, 12):
+        for kept, found in zip(before, by_steps.get_weights(), strict=True):
+            np.testing.assert_array_equal(kept, found)
+        by_steps.train_on_batch(x[at : at + 12], y[at : at + 12])
+    in_fit.fit(x, y, 12, shuffle=False, verbose=0)
+    for found, expected in zip(by_steps.get_weights(), in_fit.get_weights(), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert by_steps.optimizer.iterations == in_fit.optimizer.iterations == 1
+    # A callback that stops within an accumulation: what there is makes an update.
+    stop = ar.callbacks.LambdaCallback(
+        on_train_batch_end=lambda *_: setattr(stopped, "stop_training", True)
+    )
+    stopped.fit(x, y, 12, shuffle=False, verbose=0, callbacks=[stop])
+    assert stopped.optimizer.iterations == 1
+    for _ in range(3):
+        by_steps.train_on_batch(x, y)
+    assert by_steps.optimizer.iterations == 1
+    by_steps.finish_update()
+    assert by_steps.optimizer.iterations == 2
+
+
+def test_batches_that_run_out_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    def said() -> list[str]:
+        found = [each.getMessage() for each in caplog.records]
+        caplog.clear()
+        return found
+
+    x, y = blobs(50)
+    model = classifier()
+    options: dict[str, Any] = {"epochs": 3, "verbose": 0}
+    history = model.fit(x, y, validation_data=iter(batches()), **options).history
+    assert (len(history["loss"]), len(history["val_loss"])) == (3, 1)
+    (line,) = said()
+    assert line.startswith("fit: validation_data gave no batch; pass something")
+    model.fit(x, y, validation_data=batches(), validation_steps=9, **options)
+    (line,) = said()
+    assert line.startswith("fit: validation_data ended after 4 batches of validation_steps=9;")
+    history = model.fit(iter(batches()), steps_per_epoch=3, **options).history
+    assert len(history["loss"]) == 2  # 3 and 1
+    first, second = said()
+    assert first.startswith("fit: x ended after 1 batches of steps_per_epoch=3;")
+    assert second.startswith("fit: x has no more batches for epoch 3 of 3")
+    model.evaluate(x, y, 16, steps=9, verbose=0)
+    assert said() == ["evaluate: x ended after 4 batches of steps=9"]
+    model.fit(x, y, 16, steps_per_epoch=9, validation_data=(x, y), validation_steps=2, **options)
+    assert said() == []
+
+
 class TwoOutputs(nn.Model):
     """Takes a dict or tuple of two arrays, and gives a dict of two outputs."""
 

@@ -90,7 +90,7 @@ class Model(Built):
                 debugger, as `ar.config.run_functions_eagerly(True)` has all functions do.
             gradient_accumulation: How many batches of `fit`, which are then micro-batches, make an
                 update; by default as the optimizer has it, one. What is left at the end of an
-                epoch makes an update, too.
+                epoch of `fit` makes an update, too.
             unknown: Raises an error that says where Keras's other arguments stand here.
 
         Raises:
@@ -330,6 +330,9 @@ class Model(Built):
         return_dict: bool = False,
     ) -> Any:
         """Take one step on a global batch, equal on all ranks; every rank calls it.
+
+        With `gradient_accumulation=4` four calls make an update; `finish_update` makes one of what
+        is left.
 
         Returns:
             This batch's loss and metrics, as `evaluate` does.
