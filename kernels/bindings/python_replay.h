@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -86,11 +87,9 @@ class PythonReplay {
                     const nb::list& rest, std::int64_t rows, bool in_place);
   bool add_column_sums(nb::handle out, nb::handle x);
   bool add_constant(nb::handle out, nb::handle value);
-  // `from` are 0-dimensional: where the replica's rows begin, and the step's number.
-  bool add_dropout(nb::handle out, nb::handle x, const nb::list& from, double rate,
-                   std::uint64_t key, std::int64_t rows_per_sample);
-  bool add_loss(bool is_sparse, nb::handle out, nb::handle dy, nb::handle targets,
-                nb::handle logits);
+  // A row operator, by its name in kernels/cpu/nn/tensor_kernels.cpp.
+  bool add_rows(const std::string& name, nb::handle out, const nb::list& inputs,
+                const nb::list& numbers);
 
  private:
   // A description of the first array, which may be large and is not kept.

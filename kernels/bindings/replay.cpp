@@ -1,6 +1,7 @@
 // Python's view of replays, and the tasks that copy and compute element by element.
 #include "bindings/replay.h"
 
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
@@ -10,6 +11,7 @@
 
 #include "bindings/chain.h"
 #include "bindings/python_replay.h"
+#include "bindings/rows.h"
 #include "bindings/tensor.h"
 #include "core/signals.h"
 #include "replay/blas.h"
@@ -129,30 +131,20 @@ bool PythonReplay::add_constant(nb::handle out, nb::handle value) {
   return true;
 }
 
-// What a dropout keeps depends on the step, and on where the replica's rows begin, which it reads.
-bool PythonReplay::add_dropout(nb::handle out, nb::handle x, const nb::list& from, double rate,
-                               std::uint64_t key, std::int64_t rows_per_sample) {
-  PyArrayObject *to = as_array(out), *source = as_array(x);
-  const Arrays numbers = arrays_of(from);
-  for (PyArrayObject* each : numbers)
-    if (scalar_of(PyArray_TYPE(each)) != Scalar::int64 || !is_plain(each)) return false;
-  if (numbers.size() != 2 || !is_contiguous(to) || !is_contiguous(source)) return false;
+bool PythonReplay::add_rows(const std::string& name, nb::handle out, const nb::list& inputs,
+                            const nb::list& numbers) {
+  PyArrayObject* to = as_array(out);
+  const Arrays from = arrays_of(inputs);
   return for_floats(to, [&](auto zero) {
     using T = decltype(zero);
-    if (!is_of<T>(source) || !PyArray_SIZE(source)) return false;
-    const auto rows = static_cast<std::size_t>(PyArray_NDIM(source) ? PyArray_DIM(source, 0) : 1);
-    const std::size_t columns = static_cast<std::size_t>(PyArray_SIZE(source)) / rows;
-    const Place dropped = place(to), kept = place(source);
-    const Place offset = place(numbers[0]), step = place(numbers[1]);
-    const FloatKernels<T>* kernels = &tensor_kernels().of<T>();
-    replay_.add(rows * columns * 8, [=](const Bases& bases) {
-      const std::int64_t first = *offset.in<const std::int64_t>(bases) * rows_per_sample;
-      const DropoutPlan plan =
-          dropout_plan(rate, key, static_cast<std::uint64_t>(first),
-                       static_cast<std::uint64_t>(*step.in<const std::int64_t>(bases)));
-      kernels->dropout(dropped.in<T>(bases), kept.in<const T>(bases), rows, columns,
-                       dropout_scale<T>(rate), plan);
-      return true;
+    BoundRows<T> bound;
+    if (bind_rows<T>(name, to, from, numbers, bound) || !bound.rows) return false;
+    std::vector<Place> places;
+    for (PyArrayObject* each : from) places.push_back(place(each));
+    replay_.add(bound.rows * bound.columns * 8, [=, there = place(to)](const Bases& bases) {
+      const void* addresses[kMostRowInputs];
+      for (std::size_t i = 0; i < places.size(); ++i) addresses[i] = places[i].in(bases);
+      return bound.run(there.in<T>(bases), addresses) < 0;
     });
     return true;
   });
@@ -172,10 +164,8 @@ void bind_replay(nb::module_& m) {
            nb::arg("a"), nb::arg("b"), nb::arg("rest"), nb::arg("rows"), nb::arg("in_place"))
       .def("add_column_sums", &PythonReplay::add_column_sums, nb::arg("out"), nb::arg("x"))
       .def("add_constant", &PythonReplay::add_constant, nb::arg("out"), nb::arg("value"))
-      .def("add_dropout", &PythonReplay::add_dropout, nb::arg("out"), nb::arg("x"),
-           nb::arg("numbers"), nb::arg("rate"), nb::arg("key"), nb::arg("rows_per_sample"))
-      .def("add_loss", &PythonReplay::add_loss, nb::arg("is_sparse"), nb::arg("out"),
-           nb::arg("dy").none(), nb::arg("targets"), nb::arg("logits"));
+      .def("add_rows", &PythonReplay::add_rows, nb::arg("name"), nb::arg("out"), nb::arg("inputs"),
+           nb::arg("numbers"));
   m.def("find_blas", &find_blas, nb::arg("module"));
 }
 

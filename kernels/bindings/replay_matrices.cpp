@@ -1,4 +1,4 @@
-// Tasks on matrices: products, sums of rows, and losses.
+// Tasks on matrices: products and sums of rows.
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -215,49 +215,6 @@ bool PythonReplay::add_column_sums(nb::handle out, nb::handle x) {
       blas<T>().gemv(Order::rows, Transpose::yes, rows, columns, T(1), matrix.in<const T>(bases),
                      columns, ones.data(), 1, T(0), sums.in<T>(bases), 1);
       return true;
-    });
-    return true;
-  });
-}
-
-// A cross-entropy, or its gradient, of rows of logits: of labels, or of shares of the classes.
-bool PythonReplay::add_loss(bool is_sparse, nb::handle out, nb::handle dy, nb::handle targets,
-                            nb::handle logits) {
-  PyArrayObject *to = as_array(out), *slope = dy.is_none() ? nullptr : as_array(dy);
-  PyArrayObject *wanted = as_array(targets), *scores = as_array(logits);
-  for (PyArrayObject* each : {to, slope, wanted, scores})
-    if (each && !is_contiguous(each)) return false;
-  const npy_intp all = PyArray_SIZE(scores);
-  if (!PyArray_NDIM(scores) || !all) return false;
-  const npy_intp columns = PyArray_DIM(scores, PyArray_NDIM(scores) - 1), rows = all / columns;
-  if (PyArray_SIZE(to) != (slope ? all : rows) ||
-      PyArray_SIZE(wanted) != (is_sparse ? rows : all) || (slope && PyArray_SIZE(slope) != rows))
-    return false;
-  return for_floats(to, [&](auto zero) {
-    using T = decltype(zero);
-    const bool fits =
-        is_sparse ? scalar_of(PyArray_TYPE(wanted)) == Scalar::int64 : is_of<T>(wanted);
-    if (!fits || (slope && !is_of<T>(slope)) || !is_of<T>(scores)) return false;
-    const bool is_gradient = slope != nullptr;
-    const Place there = place(to), slopes = place(slope ? slope : to);
-    const Place aims = place(wanted), rows_at = place(scores);
-    const auto count = static_cast<std::size_t>(rows), classes = static_cast<std::size_t>(columns);
-    const FloatKernels<T>* kernels = &tensor_kernels().of<T>();
-    replay_.add(count * classes * 8, [=](const Bases& bases) {
-      T* const made = there.in<T>(bases);
-      const T *const by = slopes.in<const T>(bases), *const x = rows_at.in<const T>(bases);
-      const auto* labels = aims.in<const std::int64_t>(bases);
-      const T* const shares = aims.in<const T>(bases);
-      std::ptrdiff_t wrong = -1;
-      if (is_sparse && is_gradient)
-        wrong = kernels->sparse_cross_entropy_gradient(made, by, labels, x, count, classes);
-      else if (is_sparse)
-        wrong = kernels->sparse_cross_entropy(made, labels, x, count, classes);
-      else if (is_gradient)
-        kernels->cross_entropy_gradient(made, by, shares, x, count, classes);
-      else
-        kernels->cross_entropy(made, shares, x, count, classes);
-      return wrong < 0;
     });
     return true;
   });

@@ -7,10 +7,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
-#include <cmath>
 #include <optional>
 
+#include "bindings/rows.h"
 #include "cpu/nn/optimizer_steps.h"
 
 namespace nb = nanobind;
@@ -35,121 +34,41 @@ std::size_t same_size(std::size_t size, Sizes... others) {
   return size;
 }
 
-struct Rows {
-  std::size_t count, columns;
-};
-
-// Checks that `matrix` has one row for each element of the vectors.
+// Runs a row operator; returns the first row that it refuses, or -1.
 template <class T>
-Rows rows_of(const Array<T>& matrix, std::size_t count) {
-  const std::size_t columns = matrix.ndim() ? matrix.shape(matrix.ndim() - 1) : 1;
-  if (!columns) throw nb::value_error("rows without elements");
-  same_size(matrix.size(), count * columns);
-  return {count, columns};
+Py_ssize_t run_rows_of(const std::string& name, PyArrayObject* out, const Arrays& inputs,
+                       const nb::list& numbers) {
+  BoundRows<T> bound;
+  if (const char* wrong = bind_rows<T>(name, out, inputs, numbers, bound))
+    throw nb::value_error((name + ": " + wrong).c_str());
+  const void* from[kMostRowInputs];
+  for (std::size_t i = 0; i < inputs.size(); ++i) from[i] = PyArray_DATA(inputs[i]);
+  return unlocked(bound.rows * bound.columns,
+                  [&] { return bound.run(static_cast<T*>(PyArray_DATA(out)), from); });
 }
 
-// Cuts an array along its last axis.
-template <class T>
-Rows rows_of(const Array<T>& array) {
-  const std::size_t columns = array.ndim() ? array.shape(array.ndim() - 1) : 1;
-  return rows_of(array, columns ? array.size() / columns : 0);
+Py_ssize_t run_rows(const std::string& name, nb::handle out, const nb::list& inputs,
+                    const nb::list& numbers) {
+  PyArrayObject* to = as_array(out);
+  Py_ssize_t refused = -1;
+  if (!for_floats(to, [&](auto zero) {
+        refused = run_rows_of<decltype(zero)>(name, to, arrays_of(inputs), numbers);
+        return true;
+      }))
+    throw nb::value_error((name + ": the result has to be float32 or float64").c_str());
+  return refused;
 }
 
-template <class T>
-void bind_erf(nb::module_& m) {
-  m.def(
-      "erf",
-      [](Array<T> out, Array<const T> x) {
-        const std::size_t n = same_size(out.size(), x.size());
-        unlocked(n, [&] {
-          std::transform(x.data(), x.data() + n, out.data(), [](T each) { return std::erf(each); });
-        });
-      },
-      "out"_array, "x"_array);
-}
-
-template <class T>
-void bind_losses(nb::module_& m) {
-  m.def(
-      "sparse_cross_entropy",
-      [](Array<T> out, Array<const std::int64_t> labels, Array<const T> logits) {
-        const Rows rows = rows_of(logits, same_size(out.size(), labels.size()));
-        return unlocked(logits.size(), [&] {
-          return tensor_kernels().of<T>().sparse_cross_entropy(
-              out.data(), labels.data(), logits.data(), rows.count, rows.columns);
-        });
-      },
-      "out"_array, "labels"_array, "logits"_array);
-  m.def(
-      "sparse_cross_entropy_gradient",
-      [](Array<T> out, Array<const T> dy, Array<const std::int64_t> labels, Array<const T> logits) {
-        const Rows rows = rows_of(logits, same_size(dy.size(), labels.size()));
-        same_size(out.size(), logits.size());
-        return unlocked(logits.size(), [&] {
-          return tensor_kernels().of<T>().sparse_cross_entropy_gradient(
-              out.data(), dy.data(), labels.data(), logits.data(), rows.count, rows.columns);
-        });
-      },
-      "out"_array, "dy"_array, "labels"_array, "logits"_array);
-  m.def(
-      "cross_entropy",
-      [](Array<T> out, Array<const T> targets, Array<const T> logits) {
-        const Rows rows = rows_of(logits, out.size());
-        same_size(logits.size(), targets.size());
-        unlocked(logits.size(), [&] {
-          tensor_kernels().of<T>().cross_entropy(out.data(), targets.data(), logits.data(),
-                                                 rows.count, rows.columns);
-        });
-      },
-      "out"_array, "targets"_array, "logits"_array);
-  m.def(
-      "cross_entropy_gradient",
-      [](Array<T> out, Array<const T> dy, Array<const T> targets, Array<const T> logits) {
-        const Rows rows = rows_of(logits, dy.size());
-        same_size(logits.size(), targets.size(), out.size());
-        unlocked(logits.size(), [&] {
-          tensor_kernels().of<T>().cross_entropy_gradient(out.data(), dy.data(), targets.data(),
-                                                          logits.data(), rows.count, rows.columns);
-        });
-      },
-      "out"_array, "dy"_array, "targets"_array, "logits"_array);
-}
-
-template <class T>
-void bind_rows(nb::module_& m) {
-  m.def(
-      "softmax",
-      [](Array<T> out, Array<const T> x) {
-        const Rows rows = rows_of(x);
-        same_size(out.size(), x.size());
-        unlocked(x.size(), [&] {
-          tensor_kernels().of<T>().softmax(out.data(), x.data(), rows.count, rows.columns);
-        });
-      },
-      "out"_array, "x"_array);
-  m.def(
-      "normalize",
-      [](Array<T> out, Array<const T> x, double epsilon) {
-        const Rows rows = rows_of(x);
-        same_size(out.size(), x.size());
-        unlocked(x.size(), [&] {
-          tensor_kernels().of<T>().normalize(out.data(), x.data(), rows.count, rows.columns,
-                                             static_cast<T>(epsilon));
-        });
-      },
-      "out"_array, "x"_array, nb::arg("epsilon"));
-  m.def(
-      "normalize_gradient",
-      [](Array<T> out, Array<const T> dy, Array<const T> x, Array<const T> y, double epsilon) {
-        const Rows rows = rows_of(x);
-        same_size(out.size(), dy.size(), x.size(), y.size());
-        unlocked(x.size(), [&] {
-          tensor_kernels().of<T>().normalize_gradient(out.data(), dy.data(), x.data(), y.data(),
-                                                      rows.count, rows.columns,
-                                                      static_cast<T>(epsilon));
-        });
-      },
-      "out"_array, "dy"_array, "x"_array, "y"_array, nb::arg("epsilon"));
+// Names the settings of each row operator.
+nb::dict row_operators() {
+  nb::dict found;
+  for (const RowOperator<float>& each : tensor_kernels().of<float>().rows) {
+    nb::list numbers;
+    for (const char* number : each.numbers)
+      if (number) numbers.append(number);
+    found[each.name] = numbers;
+  }
+  return found;
 }
 
 template <class T>
@@ -213,37 +132,16 @@ void bind_optimizers(nb::module_& m) {
 }
 
 template <class T>
-void bind_dropout(nb::module_& m) {
-  m.def(
-      "dropout",
-      [](Array<T> out, Array<const T> x, double rate, std::uint64_t key, std::uint64_t first_row,
-         std::uint64_t step) {
-        const std::size_t n = same_size(out.size(), x.size());
-        if (!(rate >= 0 && rate < 1)) throw nb::value_error("the rate of a dropout is in [0, 1)");
-        if (!n) return;
-        const std::size_t rows = x.ndim() ? x.shape(0) : 1;
-        const DropoutPlan plan = dropout_plan(rate, key, first_row, step);
-        unlocked(n, [&] {
-          tensor_kernels().of<T>().dropout(out.data(), x.data(), rows, n / rows,
-                                           dropout_scale<T>(rate), plan);
-        });
-      },
-      "out"_array, "x"_array, nb::arg("rate"), nb::arg("key"), nb::arg("first_row"),
-      nb::arg("step"));
-}
-
-template <class T>
 void bind_all(nb::module_& m) {
-  bind_erf<T>(m);
-  bind_losses<T>(m);
-  bind_rows<T>(m);
   bind_optimizers<T>(m);
-  bind_dropout<T>(m);
 }
 
 }  // namespace
 
 void bind_tensor(nb::module_& m) {
+  m.def("row_operators", &row_operators);
+  m.def("run_rows", &run_rows, nb::arg("name"), nb::arg("out"), nb::arg("inputs"),
+        nb::arg("numbers") = nb::list());
   bind_all<float>(m);
   bind_all<double>(m);
 }

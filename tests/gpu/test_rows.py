@@ -118,7 +118,8 @@ def test_dropout_draws_the_bits_of_the_cpu(columns: int) -> None:
     offset, number = np.array([1 << 33], np.int64), np.array([step], np.int64)
     more = (*sizes(per_sample, rows, columns), np.float64(rate), np.uint64(key))
     run("random", "dropout_f32", out, x, offset, number, *more)
-    _native.dropout(expected, x, rate, key, (1 << 33) * per_sample, step)
+    inputs = [x, np.array(1 << 33), np.array(step)]
+    _native.run_rows("dropout", expected, inputs, [rate, key, per_sample])
     np.testing.assert_array_equal(out, expected)
 
 

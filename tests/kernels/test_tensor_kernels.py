@@ -13,6 +13,7 @@ from allreduce import _native
 
 N = 1003  # no multiple of any vector's width
 DTYPES = ["float32", "float64"]
+LOSS = "softmax_cross_entropy"
 
 
 def _arrays(dtype: str, count: int) -> list[np.ndarray]:
@@ -120,18 +121,19 @@ def _every_kernel(dtype: str) -> list[np.ndarray]:
         logits, rows = b.reshape(-1, columns) * 9, N // columns
         labels, dy = np.arange(rows) % columns, a[:rows].copy()
         per_row, per_class = (np.empty(shape, dtype) for shape in (rows, (rows, columns)))
-        _native.sparse_cross_entropy(per_row, labels, logits)
-        _native.sparse_cross_entropy_gradient(per_class, dy, labels, logits)
+        _native.run_rows(f"sparse_{LOSS}", per_row, [labels, logits])
+        _native.run_rows(f"sparse_{LOSS}_gradient", per_class, [dy, labels, logits])
         results += [per_row.copy(), per_class.copy()]
-        _native.cross_entropy(per_row, logits**2, logits)
-        _native.cross_entropy_gradient(per_class, dy, logits**2, logits)
+        _native.run_rows(LOSS, per_row, [logits**2, logits])
+        _native.run_rows(f"{LOSS}_gradient", per_class, [dy, logits**2, logits])
         results += [per_row, per_class]
         dropped = np.empty_like(logits)
-        _native.dropout(dropped, logits, 0.4, 2**63 + 5, 11, 7)
+        place = [np.array(11), np.array(7)]
+        _native.run_rows("dropout", dropped, [logits, *place], [0.4, 2**63 + 5, 1])
         shares, normal, slopes = (np.empty_like(logits) for _ in range(3))
-        _native.softmax(shares, logits)
-        _native.normalize(normal, logits, 1e-5)
-        _native.normalize_gradient(slopes, shares, logits, normal, 1e-5)
+        _native.run_rows("softmax", shares, [logits])
+        _native.run_rows("normalize", normal, [logits], [1e-5])
+        _native.run_rows("normalize_gradient", slopes, [shares, logits, normal], [1e-5])
         results += [dropped, shares, normal, slopes]
     return results
 
@@ -155,9 +157,9 @@ def test_rows_are_normalized(levels: list[int], dtype: str, columns: int) -> Non
     deviation = np.sqrt(np.square(centred).mean(-1, keepdims=True) + 1e-3)
     exponentials = np.exp(wide - wide.max(-1, keepdims=True))
     shares, normal, slopes = (np.empty_like(x) for _ in range(3))
-    _native.softmax(shares, x)
-    _native.normalize(normal, x, 1e-3)
-    _native.normalize_gradient(slopes, dy, x, normal, 1e-3)
+    _native.run_rows("softmax", shares, [x])
+    _native.run_rows("normalize", normal, [x], [1e-3])
+    _native.run_rows("normalize_gradient", slopes, [dy, x, normal], [1e-3])
     rtol, atol = (1e-3, 1e-4) if dtype == "float32" else (1e-9, 1e-12)
     expected = exponentials / exponentials.sum(-1, keepdims=True)
     np.testing.assert_allclose(shares, expected, rtol, atol)
@@ -175,8 +177,8 @@ def test_long_rows_are_added_up_as_well_as_numpy_does(
 ) -> None:
     x = np.random.default_rng(columns).uniform(1, 2, (4, columns)).astype(dtype)
     normal, shares = np.empty_like(x), np.empty_like(x)
-    _native.normalize(normal, x, 1e-3)
-    _native.softmax(shares, x)
+    _native.run_rows("normalize", normal, [x], [1e-3])
+    _native.run_rows("softmax", shares, [x])
     wide = x.astype(np.longdouble)
     centred = wide - wide.mean(-1, keepdims=True)
     expected = centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + 1e-3)
@@ -188,17 +190,26 @@ def test_long_rows_are_added_up_as_well_as_numpy_does(
 
 def test_wrong_arrays_are_refused() -> None:
     x, count = np.zeros(4, np.float32), np.ones(1, np.float32)
+    empty = np.zeros((0, 0), np.float32)
     with pytest.raises(ValueError, match="different sizes"):
-        _native.erf(x, x[:3])
+        _native.run_rows("erf", x, [x[:3]])
     with pytest.raises(ValueError, match="different sizes"):
         _native.sgd(x, x.copy(), x[:3].copy(), count, 0.1, 0.9, False)
     with pytest.raises(ValueError, match="different sizes"):
-        _native.normalize_gradient(x, x[:3].copy(), x, x, 1e-3)
+        _native.run_rows("normalize_gradient", x, [x[:3].copy(), x, x], [1e-3])
+    with pytest.raises(ValueError, match="number of settings"):
+        _native.run_rows("normalize", x, [x])
+    with pytest.raises(ValueError, match="number of arrays"):
+        _native.run_rows("softmax", x, [x, x])
     with pytest.raises(ValueError, match="without elements"):
-        _native.cross_entropy(x[:0], np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32))
+        _native.run_rows(LOSS, x[:0], [empty, empty])
     with pytest.raises(ValueError, match="number 1"):
         _adam(x, x.copy(), x.copy(), x.copy(), count, 0)
-    with pytest.raises(TypeError):
-        _native.erf(x[::2], x[::2])
-    with pytest.raises(TypeError):
-        _native.erf(x.astype(np.float64), x)
+    with pytest.raises(ValueError, match="not contiguous"):
+        _native.run_rows("erf", x[::2], [x[::2]])
+    with pytest.raises(ValueError, match="different types"):
+        _native.run_rows("erf", x.astype(np.float64), [x])
+    with pytest.raises(ValueError, match="float32 or float64"):
+        _native.run_rows("erf", x.astype("float16"), [x])
+    with pytest.raises(KeyError, match="none"):
+        _native.run_rows("none", x, [x])

@@ -86,23 +86,17 @@ def _fill(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
     return replay.add_copy(out, np.asarray(node.attrs["value"], out.dtype))
 
 
-def _dropout(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
-    x, *numbers = inputs  # of the step; they stay where they are
-    attrs = node.attrs
-    return replay.add_dropout(
-        out, x, numbers, attrs["rate"], attrs["key"], attrs["rows_per_sample"]
-    )
+def _rows(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
+    """Add a row operator, unless it works along other axes than the last."""
+    last = (inputs[0].ndim - 1,)
+    if node.attrs.get("axes", last) != last:
+        return False
+    numbers = [node.attrs[name] for name in _ROWS[node.op]]
+    return replay.add_rows(node.op, out, list(inputs), numbers)
 
 
-def _sparse_loss(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
-    *dy, labels, logits = inputs
-    return replay.add_loss(True, out, dy[0] if dy else None, labels, logits)
-
-
-def _loss(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
-    *dy, targets, logits = inputs
-    return replay.add_loss(False, out, dy[0] if dy else None, targets, logits)
-
+# Row operators and the names of their settings.
+_ROWS = _native.row_operators()
 
 _ADD: dict[str, Add] = {
     "fused": _fused,
@@ -116,11 +110,7 @@ _ADD: dict[str, Add] = {
     "assign": _copy,
     "size": _size,
     "fill": _fill,
-    "dropout": _dropout,
-    "sparse_softmax_cross_entropy": _sparse_loss,
-    "sparse_softmax_cross_entropy_gradient": _sparse_loss,
-    "softmax_cross_entropy": _loss,
-    "softmax_cross_entropy_gradient": _loss,
+    **dict.fromkeys(_ROWS, _rows),
 }
 
 

@@ -27,29 +27,37 @@ inline T deviation(const T* x, T mean, T epsilon, std::size_t columns) {
 }
 
 template <class T>
-void softmax(T* out, const T* x, std::size_t rows, std::size_t columns) {
+std::ptrdiff_t softmax(T* out, const void* const* inputs, std::size_t rows, std::size_t columns,
+                       const RowNumber*) {
+  const T* x = as<T>(inputs[0]);
   for (std::size_t i = 0; i < rows; ++i, x += columns, out += columns) {
     const T shift = largest(x, columns);
     for (std::size_t j = 0; j < columns; ++j) out[j] = exponential(x[j] - shift);
     const T total = sum_row<T>(columns, [out](std::size_t j) { return out[j]; });
     for (std::size_t j = 0; j < columns; ++j) out[j] /= total;
   }
+  return -1;
 }
 
 template <class T>
-void normalize(T* __restrict__ out, const T* __restrict__ x, std::size_t rows, std::size_t columns,
-               T epsilon) {
+std::ptrdiff_t normalize(T* __restrict__ out, const void* const* inputs, std::size_t rows,
+                         std::size_t columns, const RowNumber* numbers) {
+  const T* __restrict__ x = as<T>(inputs[0]);
+  const T epsilon = static_cast<T>(numbers[0].real);
   for (std::size_t i = 0; i < rows; ++i, x += columns, out += columns) {
     const T mean = mean_of<T>(columns, [x](std::size_t j) { return x[j]; });
     const T divisor = deviation(x, mean, epsilon, columns);
     for (std::size_t j = 0; j < columns; ++j) out[j] = (x[j] - mean) / divisor;
   }
+  return -1;
 }
 
-// `y` is the normalized `x`.
 template <class T>
-void normalize_gradient(T* __restrict__ out, const T* __restrict__ dy, const T* __restrict__ x,
-                        const T* __restrict__ y, std::size_t rows, std::size_t columns, T epsilon) {
+std::ptrdiff_t normalize_gradient(T* __restrict__ out, const void* const* inputs, std::size_t rows,
+                                  std::size_t columns, const RowNumber* numbers) {
+  const T* __restrict__ dy = as<T>(inputs[0]), * __restrict__ x = as<T>(inputs[1]);
+  const T* __restrict__ y = as<T>(inputs[2]);  // the normalized `x`
+  const T epsilon = static_cast<T>(numbers[0].real);
   for (std::size_t i = 0; i < rows;
        ++i, x += columns, y += columns, dy += columns, out += columns) {
     const T mean = mean_of<T>(columns, [x](std::size_t j) { return x[j]; });
@@ -58,6 +66,7 @@ void normalize_gradient(T* __restrict__ out, const T* __restrict__ dy, const T* 
     const T along = mean_of<T>(columns, [dy, y](std::size_t j) { return dy[j] * y[j]; });
     for (std::size_t j = 0; j < columns; ++j) out[j] = (dy[j] - slope - y[j] * along) / divisor;
   }
+  return -1;
 }
 
 }  // namespace

@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/nn/tensor_kernels.h"
+
 namespace allreduce::KERNEL_LEVEL {
 namespace {
 
@@ -39,21 +41,28 @@ inline void randomize(Words& c, std::uint64_t key) {
 // Element e takes word (e % 64) / 16 of counter (16 * (e / 64) + e % 16, row, row >> 32, step):
 // that way a whole register of neighbours is drawn and stored at once.
 template <class T>
-void dropout(T* out, const T* x, std::size_t rows, std::size_t columns, T scale,
-             const DropoutPlan& plan) {
+std::ptrdiff_t dropout(T* out, const void* const* inputs, std::size_t rows, std::size_t columns,
+                       const RowNumber* numbers) {
   constexpr std::size_t kGroup = 4 * kSide;
-  const std::uint32_t threshold = plan.threshold;
+  const T* x = static_cast<const T*>(inputs[0]);
+  const double rate = numbers[0].real;
+  const std::uint64_t key = numbers[1].whole;
+  const std::uint64_t first_row = *static_cast<const std::uint64_t*>(inputs[1]) * numbers[2].whole;
+  const auto step = static_cast<std::uint32_t>(*static_cast<const std::uint64_t*>(inputs[2]));
+  // An element is kept if its word is at least the threshold, and is scaled up then.
+  const auto threshold = static_cast<std::uint32_t>(rate * 4294967296.0);
+  const T scale = static_cast<T>(1 / (1 - rate));
   for (std::size_t row = 0; row < rows; ++row) {
-    const std::uint64_t global = plan.first_row + row;
+    const std::uint64_t global = first_row + row;
     for (std::size_t begin = 0; begin < columns; begin += kGroup) {
       Words c;
       for (std::size_t i = 0; i < kSide; ++i) {
         c.word[0][i] = static_cast<std::uint32_t>(begin / 4 + i);
         c.word[1][i] = static_cast<std::uint32_t>(global);
         c.word[2][i] = static_cast<std::uint32_t>(global >> 32);
-        c.word[3][i] = plan.step;
+        c.word[3][i] = step;
       }
-      randomize(c, plan.key);
+      randomize(c, key);
       const std::uint32_t* draw = c.word[0];
       const T* from = x + row * columns + begin;
       T* to = out + row * columns + begin;
@@ -64,6 +73,7 @@ void dropout(T* out, const T* x, std::size_t rows, std::size_t columns, T scale,
       }
     }
   }
+  return -1;
 }
 
 }  // namespace

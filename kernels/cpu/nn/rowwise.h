@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/nn/tensor_kernels.h"
+
 namespace allreduce::KERNEL_LEVEL {
 namespace {
 
@@ -144,8 +146,15 @@ inline bool in_range(std::int64_t label, std::size_t columns) {
 }
 
 template <class T>
-std::ptrdiff_t sparse_cross_entropy(T* out, const std::int64_t* labels, const T* logits,
-                                    std::size_t rows, std::size_t columns) {
+const T* as(const void* array) {
+  return static_cast<const T*>(array);
+}
+
+template <class T>
+std::ptrdiff_t sparse_cross_entropy(T* out, const void* const* inputs, std::size_t rows,
+                                    std::size_t columns, const RowNumber*) {
+  const auto* labels = as<std::int64_t>(inputs[0]);
+  const T* logits = as<T>(inputs[1]);
   for (std::size_t i = 0; i < rows; ++i) {
     if (!in_range(labels[i], columns)) return static_cast<std::ptrdiff_t>(i);
     const T* row = logits + i * columns;
@@ -157,9 +166,10 @@ std::ptrdiff_t sparse_cross_entropy(T* out, const std::int64_t* labels, const T*
 }
 
 template <class T>
-std::ptrdiff_t sparse_cross_entropy_gradient(T* out, const T* dy, const std::int64_t* labels,
-                                             const T* logits, std::size_t rows,
-                                             std::size_t columns) {
+std::ptrdiff_t sparse_cross_entropy_gradient(T* out, const void* const* inputs, std::size_t rows,
+                                             std::size_t columns, const RowNumber*) {
+  const T *dy = as<T>(inputs[0]), *logits = as<T>(inputs[2]);
+  const auto* labels = as<std::int64_t>(inputs[1]);
   for (std::size_t i = 0; i < rows; ++i) {
     if (!in_range(labels[i], columns)) return static_cast<std::ptrdiff_t>(i);
     const T* row = logits + i * columns;
@@ -173,8 +183,9 @@ std::ptrdiff_t sparse_cross_entropy_gradient(T* out, const T* dy, const std::int
 }
 
 template <class T>
-void cross_entropy(T* out, const T* targets, const T* logits, std::size_t rows,
-                   std::size_t columns) {
+std::ptrdiff_t cross_entropy(T* out, const void* const* inputs, std::size_t rows,
+                             std::size_t columns, const RowNumber*) {
+  const T *targets = as<T>(inputs[0]), *logits = as<T>(inputs[1]);
   for (std::size_t i = 0; i < rows; ++i) {
     const T *row = logits + i * columns, *target = targets + i * columns;
     const T shift = largest(row, columns);
@@ -185,11 +196,13 @@ void cross_entropy(T* out, const T* targets, const T* logits, std::size_t rows,
       return target[j] == 0 ? T(0) : loss;
     });
   }
+  return -1;
 }
 
 template <class T>
-void cross_entropy_gradient(T* out, const T* dy, const T* targets, const T* logits,
-                            std::size_t rows, std::size_t columns) {
+std::ptrdiff_t cross_entropy_gradient(T* out, const void* const* inputs, std::size_t rows,
+                                      std::size_t columns, const RowNumber*) {
+  const T *dy = as<T>(inputs[0]), *targets = as<T>(inputs[1]), *logits = as<T>(inputs[2]);
   for (std::size_t i = 0; i < rows; ++i) {
     const T *row = logits + i * columns, *target = targets + i * columns;
     T* to = out + i * columns;
@@ -200,6 +213,7 @@ void cross_entropy_gradient(T* out, const T* dy, const T* targets, const T* logi
     for (std::size_t j = 0; j < columns; ++j)
       to[j] = (exponential(row[j] - shift) * share - target[j]) * slope;
   }
+  return -1;
 }
 
 }  // namespace

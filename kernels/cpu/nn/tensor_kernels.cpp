@@ -105,18 +105,35 @@ void rmsprop(T* __restrict__ value, const T* __restrict__ gradient, T* const* sl
 }
 
 template <class T>
+std::ptrdiff_t erf(T* out, const void* const* inputs, std::size_t rows, std::size_t columns,
+                   const RowNumber*) {
+  const T* x = static_cast<const T*>(inputs[0]);
+  for (std::size_t i = 0; i < rows * columns; ++i)
+    out[i] = sizeof(T) == 4 ? static_cast<T>(__builtin_erff(static_cast<float>(x[i])))
+                            : static_cast<T>(__builtin_erf(static_cast<double>(x[i])));
+  return -1;
+}
+
+// A new row operator is a kernel in one of the headers and a row here.
+template <class T>
+constexpr RowOperator<T> row_operators[] = {
+    {"erf", "m", 'm', erf<T>},
+    {"dropout", "bii", 'b', dropout<T>, {"rate", "key", "rows_per_sample"}},
+    {"sparse_softmax_cross_entropy", "lm", 'v', sparse_cross_entropy<T>},
+    {"sparse_softmax_cross_entropy_gradient", "vlm", 'm', sparse_cross_entropy_gradient<T>},
+    {"softmax_cross_entropy", "mm", 'v', cross_entropy<T>},
+    {"softmax_cross_entropy_gradient", "vmm", 'm', cross_entropy_gradient<T>},
+    {"softmax", "m", 'm', softmax<T>},
+    {"normalize", "m", 'm', normalize<T>, {"epsilon"}},
+    {"normalize_gradient", "mmm", 'm', normalize_gradient<T>, {"epsilon"}},
+};
+
+template <class T>
 constexpr FloatKernels<T> float_kernels{
     sgd<T>,
     adam<T>,
     {adagrad<T>, lion<T>, rmsprop<T>},
-    dropout<T>,
-    sparse_cross_entropy<T>,
-    sparse_cross_entropy_gradient<T>,
-    cross_entropy<T>,
-    cross_entropy_gradient<T>,
-    softmax<T>,
-    normalize<T>,
-    normalize_gradient<T>,
+    {row_operators<T>, row_operators<T> + sizeof(row_operators<T>) / sizeof(RowOperator<T>)},
 };
 
 }  // namespace

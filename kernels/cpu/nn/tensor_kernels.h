@@ -27,24 +27,43 @@ struct AdamStep {
   T count, rate, beta1, rest1, beta2, rest2, epsilon, keep;
 };
 
-// Which elements of which rows a dropout keeps: a word of Philox is at least `threshold`.
-struct DropoutPlan {
-  std::uint64_t key, first_row;
-  std::uint32_t step, threshold;
+// A setting of a row operator; `whole` is 0 if it is not an integer.
+struct RowNumber {
+  double real;
+  std::uint64_t whole;
 };
 
-// From the share that is dropped, which is below 1.
-inline DropoutPlan dropout_plan(double rate, std::uint64_t key, std::uint64_t first_row,
-                                std::uint64_t step) {
-  return {key, first_row, static_cast<std::uint32_t>(step),
-          static_cast<std::uint32_t>(rate * 4294967296.0)};
-}
-
-// What is kept becomes as much larger.
+// Computes rows, each from the same row of the inputs. Returns the first row that it refuses, or
+// -1.
 template <class T>
-T dropout_scale(double rate) {
-  return static_cast<T>(1 / (1 - rate));
-}
+using RowKernel = std::ptrdiff_t (*)(T* out, const void* const* inputs, std::size_t rows,
+                                     std::size_t columns, const RowNumber* numbers);
+
+inline constexpr std::size_t kMostRowInputs = 4, kMostRowNumbers = 4;
+
+// An operator under its name in the graph. One letter describes each array:
+//   m  a matrix: its last axis is a row, the other axes together count the rows
+//   b  a batch: its first axis counts the rows, the other axes together are a row
+//   v  one number per row
+//   l  one int64 per row
+//   i  one int64 for all rows
+// The numbers are attributes of the operator, by name.
+template <class T>
+struct RowOperator {
+  const char* name;
+  const char* inputs;
+  char out;
+  RowKernel<T> run;
+  const char* numbers[kMostRowNumbers] = {};
+};
+
+template <class T>
+struct RowOperators {
+  const RowOperator<T>*first, *last;
+
+  const RowOperator<T>* begin() const { return first; }
+  const RowOperator<T>* end() const { return last; }
+};
 
 // Optimizers whose update is a kernel with its settings as plain numbers, in the table's order.
 enum class Rule : std::size_t { adagrad, lion, rmsprop };
@@ -62,23 +81,7 @@ struct FloatKernels {
   void (*sgd)(T* value, const T* gradient, T* velocity, const SgdStep<T>& step, std::size_t n);
   void (*adam)(T* value, const T* gradient, T* m, T* v, const AdamStep<T>& step, std::size_t n);
   RuleKernel<T> rules[3];
-  void (*dropout)(T* out, const T* x, std::size_t rows, std::size_t columns, T scale,
-                  const DropoutPlan& plan);
-  // Both return the first row whose label is not below `columns`, or -1.
-  std::ptrdiff_t (*sparse_cross_entropy)(T* out, const std::int64_t* labels, const T* logits,
-                                         std::size_t rows, std::size_t columns);
-  std::ptrdiff_t (*sparse_cross_entropy_gradient)(T* out, const T* dy, const std::int64_t* labels,
-                                                  const T* logits, std::size_t rows,
-                                                  std::size_t columns);
-  void (*cross_entropy)(T* out, const T* targets, const T* logits, std::size_t rows,
-                        std::size_t columns);
-  void (*cross_entropy_gradient)(T* out, const T* dy, const T* targets, const T* logits,
-                                 std::size_t rows, std::size_t columns);
-  // Of each row; `normalize` is (x - mean) / sqrt(variance + epsilon).
-  void (*softmax)(T* out, const T* x, std::size_t rows, std::size_t columns);
-  void (*normalize)(T* out, const T* x, std::size_t rows, std::size_t columns, T epsilon);
-  void (*normalize_gradient)(T* out, const T* dy, const T* x, const T* y, std::size_t rows,
-                             std::size_t columns, T epsilon);
+  RowOperators<T> rows;
 };
 
 struct TensorKernels {

@@ -71,6 +71,25 @@ def test_a_network_is_trained_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) 
         np.testing.assert_array_equal(one, other)
 
 
+def test_operators_of_rows_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = [batch[0] for batch in _batches(3)]
+
+    def run() -> list[np.ndarray]:
+        @ar.function
+        def step(x: Any) -> Any:
+            rows, whole = ops.normalize(x, axis=-1), ops.normalize(x, axis=(0, 1))
+            return ops.softmax(rows) + whole, ops.erf(x), *ar.gradients(ops.normalize(x) ** 3, [x])
+
+        made = [np.asarray(each) for batch in x for each in step(batch)]
+        assert _replayed(step) or bound_program._MOST_REPLAYS == 0
+        return made
+
+    with _in_numpy(monkeypatch):
+        expected = run()
+    for one, other in zip(run(), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_it_takes_inputs_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = _batches(8)
     wide = np.zeros((16, 24), "float32")

@@ -67,7 +67,7 @@ def test_dropout_draws_philoxs_words(rate: float) -> None:
     key, row, step, columns = 0x299F31D0A4093822, 2**32 + 5, 7, 201
     x = np.ones((1, columns), np.float32)
     kept = np.empty_like(x)
-    _native.dropout(kept, x, rate, key, row, step)
+    _native.run_rows("dropout", kept, [x, np.array(row), np.array(step)], [rate, key, 1])
     places = np.arange(columns)
     counters = np.unique(16 * (places // 64) + places % 16)
     fixed = [np.full_like(counters, word) for word in (row % 2**32, row >> 32, step)]

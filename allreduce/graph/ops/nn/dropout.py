@@ -59,9 +59,9 @@ def dropout(x: Any, rate: float, seed: int | None = None) -> Tensor:
 
 @through_float32
 def _dropout(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
-    x, row_offset, step = inputs
-    first_row = int(row_offset) * attrs["rows_per_sample"]
-    _native.dropout(out, x, attrs["rate"], attrs["key"], first_row, int(step))
+    if out.size:
+        settings = [attrs["rate"], attrs["key"], attrs["rows_per_sample"]]
+        _native.run_rows("dropout", out, inputs, settings)
 
 
 def _dropout_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:

@@ -98,7 +98,8 @@ def _check_row(row: int, labels: np.ndarray, classes: int) -> None:
 @through_float32
 def _sparse(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     labels, logits = inputs
-    row = _native.sparse_cross_entropy(out, labels.astype(np.int64, copy=False), logits)
+    numbers = labels.astype(np.int64, copy=False)
+    row = _native.run_rows("sparse_softmax_cross_entropy", out, [numbers, logits])
     _check_row(row, labels, logits.shape[-1])
 
 
@@ -106,18 +107,18 @@ def _sparse(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None
 def _sparse_gradient_kernel(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     dy, labels, logits = inputs
     numbers = labels.astype(np.int64, copy=False)
-    row = _native.sparse_cross_entropy_gradient(out, dy, numbers, logits)
+    row = _native.run_rows("sparse_softmax_cross_entropy_gradient", out, [dy, numbers, logits])
     _check_row(row, labels, logits.shape[-1])
 
 
 @through_float32
 def _dense(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
-    _native.cross_entropy(out, inputs[0], inputs[1])
+    _native.run_rows("softmax_cross_entropy", out, inputs)
 
 
 @through_float32
 def _dense_gradient_kernel(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
-    _native.cross_entropy_gradient(out, inputs[0], inputs[1], inputs[2])
+    _native.run_rows("softmax_cross_entropy_gradient", out, inputs)
 
 
 def _sparse_gradient(

@@ -109,7 +109,8 @@ def _is_rowwise(attrs: Attrs, x: np.ndarray) -> bool:
 
 def _normalize(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     if _is_rowwise(attrs, inputs[0]):
-        _native.normalize(out, np.ascontiguousarray(inputs[0]), attrs["epsilon"])
+        rows = [np.ascontiguousarray(inputs[0])]
+        _native.run_rows("normalize", out, rows, [attrs["epsilon"]])
         return
     if not out.size:  # nothing has no mean
         return
@@ -121,8 +122,8 @@ def _gradient_kernel(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs
     dy, x, y = inputs
     axes = attrs["axes"]
     if _is_rowwise(attrs, x):
-        dy, x, y = map(np.ascontiguousarray, inputs)
-        _native.normalize_gradient(out, dy, x, y, attrs["epsilon"])
+        rows = [np.ascontiguousarray(each) for each in inputs]
+        _native.run_rows("normalize_gradient", out, rows, [attrs["epsilon"]])
         return
     if not out.size:
         return

@@ -65,7 +65,7 @@ def _unless_empty(kernel: Callable[[np.ndarray, np.ndarray], None]) -> Kernel:
 
 def _softmax(out: np.ndarray, x: np.ndarray) -> None:
     if is_native(x):
-        _native.softmax(out, np.ascontiguousarray(x))
+        _native.run_rows("softmax", out, [np.ascontiguousarray(x)])
         return
     _shifted(out, x)
     np.exp(out, out=out)
