@@ -48,6 +48,18 @@ def test_a_failing_worker_ends_the_cluster_and_is_named(tmp_path: Path) -> None:
     assert time.monotonic() - began < 40
 
 
+def test_a_survivor_that_saves_has_time_to_do_so(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import os, sys, time\n"
+        "if os.environ['ALLREDUCE_TASK'] == 'worker:1':\n    sys.exit(7)\n"
+        "time.sleep(5)\nprint('saved')\n"
+    )
+    result = run([*LAUNCH, "--cluster", "ps=1,worker=2", str(script)], deadline=60)
+    assert (result.code, "[worker:0] saved" in result.out) == (7, True), result
+    assert "waiting for worker:0, ps:0 to end, for up to 27 s more (--grace)" in result.err
+
+
 def test_a_failed_task_is_started_again(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(

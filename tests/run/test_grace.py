@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 
 import pytest
 
@@ -73,6 +74,41 @@ def test_a_survivor_that_saves_has_time_to_do_so(script: Write) -> None:
     result = launch(2, path)
     assert result.code == 128 + signal.SIGKILL, result
     assert (parts(result.out), "saved" in result.out) == (10, True), result
+
+
+def test_a_rank_that_left_in_good_order_has_time_to_finish_when_another_fails(
+    script: Write,
+) -> None:
+    path = script(
+        f"""{SAVE}
+    if os.environ["ALLREDUCE_RANK"] == "0":
+        atexit.register(save)  # before init: it runs after the communicator is closed
+    comm = ar.init()
+    comm.barrier()
+    if comm.rank == 1:
+        time.sleep(0.3)
+        os._exit(4)
+    """
+    )
+    result = launch(2, path)
+    assert (result.code, parts(result.out), "saved" in result.out) == (4, 10, True), result
+
+
+def test_a_rank_that_has_joined_again_is_ended_when_another_fails(script: Write) -> None:
+    path = script(
+        """
+        import os, time
+        import allreduce as ar
+
+        ar.init().close()
+        if ar.init().rank == 1:
+            os._exit(4)
+        time.sleep(60)
+        """
+    )
+    began = time.monotonic()
+    assert launch(2, path).code == 4
+    assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -107,10 +107,12 @@ class ClusterJob(Job):
     def _serves(self, child: Child) -> bool:
         return self._tasks[child.rank][0] in SERVING
 
-    def _end_unaware(self) -> None:
-        if self._stop is None:
-            for child in self._children:
-                child.end()
+    def _aware(self) -> set[int]:
+        """Return all tasks: they report to no leader, so any may be saving because of a failure."""
+        return {child.rank for child in self._children}
+
+    def _named(self, children: list[Child]) -> str:
+        return ", ".join(child.name for child in children)
 
 
 def _free_ports(count: int) -> list[int]:

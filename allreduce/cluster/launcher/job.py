@@ -278,10 +278,10 @@ class Job:
     def _end_unaware(self) -> None:
         """Send SIGTERM to the ranks that do not end, and SIGKILL to ranks that a debugger stops.
 
-        Ranks that are ending, or have learnt of a failure and may be saving, have reported that to
-        the leader.
+        Ranks that have left, are ending, or have learnt of a failure and may be saving, have
+        reported that to the leader.
         """
-        aware = self._leader.ending if self._leader is not None else set()
+        aware = self._aware()
         if self._stop is None:
             lost = self._leader.culprit if self._leader is not None else None
             if lost not in aware:  # otherwise its own end shows how it failed
@@ -295,13 +295,20 @@ class Job:
         if held:
             self._after(_HELD_SECONDS, self._let_go)
 
+    def _aware(self) -> set[int]:
+        """Return the ranks that end by themselves, or may."""
+        return self._leader.ending if self._leader is not None else set()
+
+    def _named(self, children: list[Child]) -> str:
+        return ranks_text([child.rank for child in children])
+
     def _tell_progress(self) -> None:
-        living = [child.rank for child in self._children if child.code is None]
+        living = [child for child in self._children if child.code is None]
         if living:
             remaining = self._grace - _PROGRESS_SECONDS
             remedy = "a second signal kills" if self._stop is not None else "Ctrl-C twice kills"
             self._tell(
-                f"waiting for {ranks_text(living)} to end, for up to {remaining:g} s more "
+                f"waiting for {self._named(living)} to end, for up to {remaining:g} s more "
                 f"(--grace); {remedy} them"
             )
 

@@ -29,6 +29,7 @@ class Group:
     culprit: int | None = None  # the first lost rank that did not report to be a victim
     victims: set[int] = field(default_factory=set)
     ending: set[int] = field(default_factory=set)  # ranks that reported to be ending, or saving
+    left: set[int] = field(default_factory=set)  # ranks that left in good order
     ended: dict[int, Member] = field(default_factory=dict)  # processes that ended without joining
     _members: dict[int, Member] = field(default_factory=dict)
     _send: dict[int, Send] = field(default_factory=dict)  # the members that are connected
@@ -107,6 +108,8 @@ class Group:
             for key in list(self._getting):
                 for waiter, request in self._getting.pop(key):
                     self._answer(waiter, self._gone_answer(request))
+        else:
+            self.left.add(rank)
 
     def handle(self, rank: int, message: pb.FromMember) -> bool:
         """Handle a member's request; returns whether it is pending, so that it can expire."""

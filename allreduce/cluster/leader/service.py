@@ -95,8 +95,14 @@ class Leader:
 
     @property
     def ending(self) -> set[int]:
-        """The ranks that reported to be ending, or saving because another rank was lost."""
-        return set().union(*(group.ending for group in list(self.groups.values())))
+        """The ranks that reported to be ending, or saving because another rank was lost.
+
+        Ranks that have left are ending, too, unless they have joined another generation.
+        """
+        groups = list(self.groups.values())
+        left = set[int]().union(*(group.left for group in groups))
+        left.difference_update(*(group.connected for group in groups))
+        return left.union(*(group.ending for group in groups))
 
     def end(self, rank: int, pid: int) -> None:
         """Record that a rank's process ended normally; fails the joins that wait for it."""
