@@ -35,9 +35,10 @@ _SERVER_OPTIONS = [
     # stopped while it is sent something: by TCP_USER_TIMEOUT after 20 s, or a ping after 60.
     ("grpc.keepalive_time_ms", 2**31 - 1),  # never
     # Connections of strangers end: gRPC's own limits are 120 s and none. A member that finds no
-    # place because of them tries again for longer than the first of these.
+    # place because of them tries again for longer (meeting.PATIENCE), also than the second of these
+    # after a call of a stranger that says nothing (session.HANDSHAKE_SECONDS).
     ("grpc.server_handshake_timeout_ms", 5_000),
-    ("grpc.max_connection_idle_ms", 10_000),  # without a call, which a member always has
+    ("grpc.max_connection_idle_ms", 2_000),  # without a call, which a member always has
 ]
 CHANNEL_OPTIONS = [
     *_COMMON,

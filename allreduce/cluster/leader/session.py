@@ -14,7 +14,7 @@ from allreduce.cluster.leader.group import Group
 from allreduce.cluster.leader.rpc import BEAT_SECONDS, PROTOCOL, grpc
 from allreduce.cluster.world import Member, ranks_text
 
-HANDSHAKE_SECONDS = 10.0
+HANDSHAKE_SECONDS = 3.0
 GREETING_BYTES = 4096  # limit of messages before admission, so that a flood costs little memory
 STRANGERS = 16  # connections accepted beyond one per rank, if enough files remain
 

@@ -176,6 +176,22 @@ def test_strangers_cannot_hold_more_than_a_few_places(
             world.close()
 
 
+@pytest.mark.parametrize("calling", [False, True])
+def test_members_outlast_strangers_that_speak_http2_and_say_nothing(
+    leader: Leader, calls: Callable[[], Raw], calling: bool
+) -> None:
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        for _ in range(2 + STRANGERS):
+            if calling:
+                calls()
+                continue
+            channel = stack.enter_context(grpc.insecure_channel(leader.address, options=UNLIMITED))
+            grpc.channel_ready_future(channel).result(5)
+        joining = [pool.submit(meeting(leader.address, rank, 2).join) for rank in range(2)]
+        for world in [one.result(20) for one in joining]:
+            world.close()
+
+
 class Forger(leader_pb2_grpc.LeaderServicer):
     """A leader that knows the secret, and sends a nonce of another length."""
 
