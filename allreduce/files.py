@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
+import socket
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-# Of temporary files, which are renamed when they are complete.
-_PREFIX = ".allreduce-writing-"
+_PREFIX = ".allreduce-writing-"  # of temporary files, which are renamed when they are complete
 
 _ROOM = "make room there, or name a file elsewhere"
 _PERMISSION = "allow to write there, or name a file elsewhere"
@@ -36,7 +37,7 @@ def replace(path: Path, contents: bytes) -> None:
     """Write or replace a file; several processes may do so at once.
 
     Writes a temporary file in the same folder, syncs it to disk, and renames it. Removes temporary
-    files of killed writers in that folder.
+    files of this host's killed writers in that folder.
 
     Raises:
         OSError: The file cannot be written; an old one is unchanged.
@@ -59,7 +60,7 @@ def replace(path: Path, contents: bytes) -> None:
 def _create(folder: Path) -> tuple[int, str]:
     """Make a temporary file and lock it while it is open, so that no other process removes it."""
     while True:
-        handle, name = tempfile.mkstemp(dir=folder, prefix=_PREFIX)
+        handle, name = tempfile.mkstemp(dir=folder, prefix=_prefix())
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:  # another process is removing it: it was not locked yet
@@ -73,8 +74,8 @@ def _create(folder: Path) -> tuple[int, str]:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove the temporary files that no process has locked."""
-    for path in folder.glob(f"{_PREFIX}*"):
+    """Remove this host's temporary files that no process has locked."""
+    for path in folder.glob(f"{_prefix()}*"):
         with suppress(OSError):  # renamed by now, being written, or another user's
             handle = os.open(path, os.O_RDWR)
             try:
@@ -82,6 +83,19 @@ def _remove_abandoned(folder: Path) -> None:
                 path.unlink()
             finally:
                 os.close(handle)
+
+
+def _prefix() -> str:
+    """Return the prefix of this host's temporary files, until it is booted again.
+
+    Network file systems may keep locks on each host, where others do not see them.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # /proc is hidden
+        boot = "unknown boot"
+    host = hashlib.sha256(f"{socket.gethostname()}/{boot}".encode()).hexdigest()
+    return f"{_PREFIX}{host[:16]}-"
 
 
 def _umask() -> int:

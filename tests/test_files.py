@@ -51,6 +51,15 @@ def test_what_killed_writers_leave_is_removed_and_nothing_else(tmp_path: Path) -
     assert sorted(os.listdir(tmp_path)) == [".model.settings", "model"]
 
 
+def test_temporary_files_of_other_hosts_are_left_alone(tmp_path: Path) -> None:
+    """Their writers may live: a network file system need not show their locks."""
+    for host in ("", "0" * 16 + "-"):
+        (tmp_path / f".allreduce-writing-{host}x3_t0f").touch()
+    before = {*os.listdir(tmp_path)}
+    files.replace(tmp_path / "model", b"whole")
+    assert {*os.listdir(tmp_path)} == {*before, "model"}
+
+
 def test_several_writers_leave_each_other_alone(tmp_path: Path) -> None:
     path = tmp_path / "model"
     writers = [started(path) for _ in range(3)]
