@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import resource
 import socket
 import struct
 import threading
@@ -269,3 +270,23 @@ def test_a_file_that_comes_with_half_a_message_is_closed() -> None:
         with pytest.raises(ConnectionResetError, match="rank 0 died"):
             links.pass_file(None, 0, time.monotonic() + 5)
         assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_socket_that_finds_no_free_descriptor_is_told_from_the_senders_end() -> None:
+    near, far = socket.socketpair()
+    kept = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with near, far, open(os.devnull) as file:
+        socket.send_fds(far, [rendezvous._PAIR.pack(2)], [file.fileno()])
+        with open(os.devnull) as lowest_free:
+            limit = lowest_free.fileno()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, kept[1]))
+        try:
+            with pytest.raises(
+                HandshakeError, match=r"no free file descriptor .* to rank 2; raise"
+            ):
+                rendezvous._receive_pair(Links(1), near)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, kept)
+        far.close()
+        with pytest.raises(HandshakeError, match="rank 0 ended while it introduced"):
+            rendezvous._receive_pair(Links(1), near)

@@ -186,9 +186,15 @@ def _visit(world: World, key: str, credentials: Credentials, me: Process, deadli
 
 def _receive_pair(links: Links, sock: socket.socket) -> None:
     message, fd = receive_with_file(sock, _PAIR.size)
-    if fd is None:
+    if not message:
         raise HandshakeError("rank 0 ended while it introduced the processes to each other")
-    links.sockets[_PAIR.unpack(message)[0]] = socket.socket(fileno=fd)
+    (rank,) = _PAIR.unpack(message)
+    if fd is None:
+        raise HandshakeError(
+            f"this process had no free file descriptor for its socket to rank {rank}; raise the "
+            "limit, by ulimit -n"
+        )
+    links.sockets[rank] = socket.socket(fileno=fd)
 
 
 def _compare(world: World, key: str, failure: str, deadline: float, short: str = "") -> int:
