@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import mmap
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ COLLECTIVES = (
     *("barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "empty"),
     *("reduce", "gather", "scatter", "all_to_all", "send", "recv"),
 )
+PAGE = mmap.PAGESIZE  # `empty` counts these: a member's part can then be mapped by itself
 MESSAGES = ("send", "recv")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 OPERATORS = (
@@ -188,7 +190,7 @@ def from_native(words: tuple[int, int, int, int, int, int], group: str) -> Call:
     collective, op, dtype, _, root, count = words
     name = COLLECTIVES[collective]
     if name == "empty":  # counts pages, to fit 36 bits
-        return Call(name, None, "bytes", count * 4096, None, group)
+        return Call(name, None, "bytes", count * PAGE, None, group)
     return Call(
         name,
         OPERATORS[op] if op else None,

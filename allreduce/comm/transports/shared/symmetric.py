@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allreduce import _native
-from allreduce.comm.calls.call import COUNT_LIMIT, kind
+from allreduce.comm.calls.call import COUNT_LIMIT, PAGE, kind
 from allreduce.comm.transports.shared import memory
 from allreduce.comm.transports.shared.links import LocalGroup
 from allreduce.errors import OutOfMemoryError
 
 RunCall = Callable[[Callable[[], _native.Work]], None]
 
-_PAGE = 4096
 _TEXT_WORDS = 63  # 504 bytes for an error, which may contain a long path
 
 
@@ -42,17 +41,17 @@ class Symmetric:
         Raises:
             OutOfMemoryError: A process lacks the memory; raised on all members.
         """
-        pages = max(1, -(-nbytes // _PAGE))
+        pages = max(1, -(-nbytes // PAGE))
         if pages >= COUNT_LIMIT:
             raise OutOfMemoryError(
                 f"{self._where}: {nbytes} bytes exceed any machine's memory; ask for less"
             )
         run_call(functools.partial(self._member.start_allocate, pages))
         # Allocating pages takes long, so first check that all processes can map them.
-        self._share_outcome(nbytes, self._check(pages * _PAGE), run_call)
+        self._share_outcome(nbytes, self._check(pages * PAGE), run_call)
         self._regions += 1
         try:
-            self._share_outcome(nbytes, self._map(self._regions, pages * _PAGE), run_call)
+            self._share_outcome(nbytes, self._map(self._regions, pages * PAGE), run_call)
         except OutOfMemoryError:
             self._local.group.release_region(self._regions)
             raise
