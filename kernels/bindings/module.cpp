@@ -3,14 +3,14 @@
 #include <nanobind/nanobind.h>
 
 #define ALLREDUCE_IMPORTS_NUMPY
-#include "bindings/chain.h"
-#include "bindings/comm.h"
+#include "bindings/comm/comm.h"
 #include "bindings/exit.h"
-#include "bindings/images.h"
+#include "bindings/graph/chain.h"
+#include "bindings/graph/images.h"
+#include "bindings/graph/replay.h"
+#include "bindings/graph/tensor.h"
 #include "bindings/numpy_api.h"
-#include "bindings/replay.h"
-#include "bindings/tcp.h"
-#include "bindings/tensor.h"
+#include "bindings/tcp/tcp.h"
 #include "core/signals.h"
 #include "cpu/nn/image_kernels.h"
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "shm/protocol.h"
+#include "shm/progress/protocol.h"
 
 namespace allreduce {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "core/segments.h"
-#include "shm/collectives.h"
+#include "shm/progress/collectives.h"
 
 namespace allreduce {
 

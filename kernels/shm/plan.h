@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "shm/collectives.h"
+#include "shm/progress/collectives.h"
 
 namespace allreduce {
 

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "shm/engine.h"
-#include "shm/member.h"
+#include "shm/progress/engine.h"
+#include "shm/progress/member.h"
 
 namespace allreduce {
 

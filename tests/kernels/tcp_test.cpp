@@ -12,7 +12,7 @@
 #include <random>
 #include <thread>
 
-#include "tcp/engine.h"
+#include "tcp/io/engine.h"
 
 using namespace allreduce;
 using namespace allreduce::tcp;

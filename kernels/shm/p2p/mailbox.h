@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include "core/call.h"
-#include "shm/layout.h"
+#include "shm/memory/layout.h"
 
 namespace allreduce {
 

@@ -18,7 +18,7 @@
 #include <string_view>
 #include <vector>
 
-#include "shm/collectives.h"
+#include "shm/progress/collectives.h"
 
 namespace allreduce {
 

@@ -17,8 +17,8 @@
 #include <utility>
 
 #include "core/segments.h"
-#include "shm/collectives.h"
-#include "shm/remote.h"
+#include "shm/memory/remote.h"
+#include "shm/progress/collectives.h"
 
 namespace allreduce {
 namespace {

@@ -15,7 +15,7 @@
 #include <cstring>
 
 #include "core/segments.h"
-#include "shm/collectives.h"
+#include "shm/progress/collectives.h"
 
 namespace allreduce {
 namespace {

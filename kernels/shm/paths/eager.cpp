@@ -8,8 +8,8 @@
 #include <cstring>
 
 #include "core/utf8.h"
-#include "shm/collectives.h"
 #include "shm/paths.h"
+#include "shm/progress/collectives.h"
 
 namespace allreduce {
 

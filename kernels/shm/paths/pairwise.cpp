@@ -12,7 +12,7 @@
 #include <algorithm>
 
 #include "core/segments.h"
-#include "shm/collectives.h"
+#include "shm/progress/collectives.h"
 
 namespace allreduce {
 namespace {

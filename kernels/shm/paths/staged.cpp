@@ -14,8 +14,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "shm/collectives.h"
 #include "shm/paths.h"
+#include "shm/progress/collectives.h"
 
 namespace allreduce {
 namespace {

@@ -1,0 +1,223 @@
+// Tasks on matrices: products and sums of rows.
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "bindings/graph/chain.h"
+#include "bindings/graph/python_replay.h"
+#include "bindings/graph/tensor.h"
+#include "replay/product.h"
+
+namespace allreduce {
+namespace {
+
+// The matrix of an array's last two axes.
+Matrix matrix_of(PyArrayObject* array) {
+  const int axes = PyArray_NDIM(array);
+  return {PyArray_DIM(array, axes - 2), PyArray_DIM(array, axes - 1),
+          PyArray_STRIDE(array, axes - 2), PyArray_STRIDE(array, axes - 1)};
+}
+
+// Whether NumPy would see one matrix and its own transposed.
+bool is_one(PyArrayObject* a, PyArrayObject* b) { return PyArray_DATA(a) == PyArray_DATA(b); }
+
+// An axis that a product and both of its operands have: its size, and bytes from one matrix to the
+// next.
+struct Axis {
+  std::size_t size;
+  std::ptrdiff_t out, a, b;
+};
+using Axes = std::vector<Axis>;
+
+struct Operand {
+  Place place;
+  std::ptrdiff_t first, last;  // how far it reaches, in bytes from its first element
+};
+
+Operand operand_of(PyArrayObject* array, Place place) {
+  const auto [first, last] = extent_of(array);
+  const auto address = reinterpret_cast<std::uintptr_t>(PyArray_DATA(array));
+  return {place, static_cast<std::ptrdiff_t>(first - address),
+          static_cast<std::ptrdiff_t>(last - address)};
+}
+
+// Whether some matrix may be the other operand's, too: NumPy goes another way there.
+bool may_be_of_one(const Operand& x, const Operand& y, const char* a, const char* b,
+                   const Axes& axes) {
+  if (a == b) return true;
+  const bool apart = a + x.last <= b + y.first || b + y.last <= a + x.first;
+  return !apart &&
+         std::any_of(axes.begin(), axes.end(), [](const Axis& axis) { return axis.a != axis.b; });
+}
+
+// Where the matrices of product number `i` begin, in bytes.
+std::array<std::ptrdiff_t, 3> offsets_of(const Axes& axes, std::size_t i) {
+  std::array<std::ptrdiff_t, 3> found{};
+  for (std::size_t at = axes.size(); at-- > 0; i /= axes[at].size) {
+    const auto index = static_cast<std::ptrdiff_t>(i % axes[at].size);
+    found[0] += index * axes[at].out;
+    found[1] += index * axes[at].a;
+    found[2] += index * axes[at].b;
+  }
+  return found;
+}
+
+// A matrix, or what there is one of for all rows, whose `down` is 0 bytes from row to row.
+struct Row {
+  Place place;
+  std::ptrdiff_t down;
+
+  char* at(std::int64_t row, const Bases& bases) const { return place.in(bases) + row * down; }
+};
+
+// Binds a chain to some rows of its inputs; only their strides count. The first is a product.
+std::optional<BoundChain> bound_to_rows(const Chain& chain, npy_intp* shape, npy_intp* strides,
+                                        PyArrayObject* like, const Arrays& rest,
+                                        const std::vector<Row>& rows) {
+  std::vector<nb::object> owners;
+  Arrays inputs;
+  const auto view = [&](npy_intp* shape, npy_intp* strides, PyArrayObject* like) {
+    PyArray_Descr* type = PyArray_DESCR(like);
+    Py_INCREF(type);
+    owners.push_back(nb::steal(PyArray_NewFromDescr(&PyArray_Type, type, 2, shape, strides,
+                                                    PyArray_DATA(like), 0, nullptr)));
+    inputs.push_back(as_array(owners.back()));
+  };
+  view(shape, strides, like);
+  for (std::size_t i = 0; i < rest.size(); ++i) {
+    if (!rows[i].down) {
+      inputs.push_back(rest[i]);
+      continue;
+    }
+    npy_intp own[2] = {shape[0], PyArray_DIM(rest[i], 1)};
+    view(own, PyArray_STRIDES(rest[i]), rest[i]);
+  }
+  return bound_to(chain, 2, shape, inputs.data());
+}
+
+}  // namespace
+
+bool PythonReplay::add_product(nb::handle out, nb::handle a, nb::handle b) {
+  PyArrayObject *to = as_array(out), *left = as_array(a), *right = as_array(b);
+  if (PyArray_NDIM(left) < 2 || PyArray_NDIM(right) < 2 || is_one(left, right)) return false;
+  return for_floats(to, [&](auto zero) {
+    using T = decltype(zero);
+    if (!is_of<T>(left) || !is_of<T>(right)) return false;
+    const auto product = Product<T>::of(matrix_of(to), matrix_of(left), matrix_of(right));
+    if (!product) return false;
+    Axes axes;
+    for (int axis = 0; axis < PyArray_NDIM(to) - 2; ++axis) {
+      const auto step = [&](PyArrayObject* array) -> std::ptrdiff_t {
+        const int own = axis - (PyArray_NDIM(to) - PyArray_NDIM(array));
+        return own < 0 ? 0 : stride_of(array, own);
+      };
+      const auto size = static_cast<std::size_t>(PyArray_DIM(to, axis));
+      axes.push_back({size, step(to), step(left), step(right)});
+    }
+    std::size_t times = 1;
+    for (const Axis& axis : axes) times *= axis.size;
+    const Operand x = operand_of(left, place(left)), y = operand_of(right, place(right));
+    replay_.add(product->work() * times,
+                [=, product = *product, made = place(to)](const Bases& bases) {
+                  const char *const from = x.place.in(bases), *const by = y.place.in(bases);
+                  if (may_be_of_one(x, y, from, by, axes)) return false;
+                  for (std::size_t i = 0; i < times; ++i) {
+                    const auto [at, first, second] = offsets_of(axes, i);
+                    product.run(reinterpret_cast<T*>(made.in(bases) + at),
+                                reinterpret_cast<const T*>(from + first),
+                                reinterpret_cast<const T*>(by + second), product.rows());
+                  }
+                  return true;
+                });
+    return true;
+  });
+}
+
+bool PythonReplay::add_epilogue(nb::handle chain, nb::handle out, nb::handle a, nb::handle b,
+                                const nb::list& rest, std::int64_t rows, bool in_place) {
+  const Chain& behind = chain_of(chain);
+  PyArrayObject *to = as_array(out), *left = as_array(a), *right = as_array(b);
+  if (PyArray_NDIM(to) != 2 || PyArray_NDIM(left) != 2 || PyArray_NDIM(right) != 2) return false;
+  const Arrays others = arrays_of(rest);
+  bool fits = behind.inputs.size() == others.size() + 1 && !is_one(left, right) &&
+              is_contiguous(to) && scalar_of(PyArray_TYPE(to)) == behind.ops.back().out;
+  for (std::size_t i = 0; fits && i < others.size(); ++i)
+    fits = array_of(reinterpret_cast<PyObject*>(others[i]), behind.inputs[i + 1]) != nullptr;
+  const npy_intp all = PyArray_DIM(to, 0);
+  rows = std::min<std::int64_t>(rows, all);
+  // A single row is a vector, which goes another way.
+  if (!fits || rows < 2 || all % rows == 1) return false;
+  return for_floats(left, [&](auto zero) {
+    using T = decltype(zero);
+    const Scalar type = sizeof(T) == 4 ? Scalar::float32 : Scalar::float64;
+    if (!is_of<T>(right) || behind.inputs[0] != type || (in_place && !is_of<T>(to))) return false;
+    const npy_intp columns = PyArray_DIM(to, 1);
+    const auto size = static_cast<std::ptrdiff_t>(sizeof(T));
+    const auto product =
+        Product<T>::of({all, columns, columns * size, size}, matrix_of(left), matrix_of(right));
+    if (!product) return false;
+    std::vector<Row> inputs;
+    for (PyArrayObject* each : others) {
+      const bool has_rows = PyArray_NDIM(each) == 2 && PyArray_DIM(each, 0) != 1;
+      inputs.push_back({place(each), has_rows ? PyArray_STRIDE(each, 0) : 0});
+    }
+    const auto bound = [&](npy_intp count) {
+      npy_intp shape[2] = {count, columns}, strides[2] = {columns * size, size};
+      return bound_to_rows(behind, shape, strides, left, others, inputs);
+    };
+    const npy_intp left_over = all % rows;
+    const std::optional<BoundChain> whole = bound(rows), last = bound(left_over ? left_over : rows);
+    if (!whole || !last) return false;
+    // The product goes where the result does with `in_place`, else to memory of its own.
+    std::shared_ptr<T[]> room;
+    if (!in_place) room.reset(new T[static_cast<std::size_t>(rows * columns)]);
+    const Row made{place(to), PyArray_STRIDE(to, 0)}, from{place(left), PyArray_STRIDE(left, 0)};
+    const std::size_t work =
+        product->work() + static_cast<std::size_t>(all * columns) * behind.ops.size();
+    replay_.add(work, [=, product = *product, by = place(right)](const Bases& bases) {
+      if (from.place.in(bases) == by.in(bases)) return false;
+      const char* addresses[kMaxInputs];
+      for (std::int64_t first = 0; first < all; first += rows) {
+        const std::int64_t count = std::min<std::int64_t>(rows, all - first);
+        char* const here = made.at(first, bases);
+        T* const multiplied = room ? room.get() : reinterpret_cast<T*>(here);
+        product.run(multiplied, reinterpret_cast<const T*>(from.at(first, bases)),
+                    by.in<const T>(bases), count);
+        addresses[0] = reinterpret_cast<const char*>(multiplied);
+        for (std::size_t i = 0; i < inputs.size(); ++i)
+          addresses[i + 1] = inputs[i].at(first, bases);
+        (count == rows ? whole : last)->run(here, addresses);
+      }
+      return true;
+    });
+    return true;
+  });
+}
+
+// The sum of a matrix's rows, as a product with ones.
+bool PythonReplay::add_column_sums(nb::handle out, nb::handle x) {
+  PyArrayObject *to = as_array(out), *from = as_array(x);
+  const int axes = PyArray_NDIM(from);
+  if (PyArray_NDIM(to) != 1 || axes < 2 || PyArray_DIM(from, axes - 1) != PyArray_DIM(to, 0))
+    return false;
+  return for_floats(to, [&](auto zero) {
+    using T = decltype(zero);
+    const std::int64_t columns = PyArray_DIM(to, 0),
+                       rows = PyArray_SIZE(from) / std::max<std::int64_t>(columns, 1);
+    const bool fits = is_of<T>(from) && is_contiguous(to) && is_contiguous(from);
+    if (!fits || !blas<T>().gemv || rows < 2 || columns < 2 || (rows | columns) >> 31) return false;
+    const std::vector<T> ones(static_cast<std::size_t>(rows), T(1));
+    const Place sums = place(to), matrix = place(from);
+    replay_.add(static_cast<std::size_t>(rows * columns), [=](const Bases& bases) {
+      blas<T>().gemv(Order::rows, Transpose::yes, rows, columns, T(1), matrix.in<const T>(bases),
+                     columns, ones.data(), 1, T(0), sums.in<T>(bases), 1);
+      return true;
+    });
+    return true;
+  });
+}
+
+}  // namespace allreduce

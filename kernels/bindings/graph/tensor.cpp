@@ -1,0 +1,149 @@
+// Python's view of the graph's kernels. Arrays are C-contiguous and of one dtype, float32 or
+// float64; the first is written to. Shapes are the caller's to get right, lengths are checked here.
+#include "bindings/graph/tensor.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+
+#include "bindings/graph/rows.h"
+#include "cpu/nn/optimizer_steps.h"
+
+namespace nb = nanobind;
+
+namespace allreduce {
+namespace {
+
+template <class T>
+using Array = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
+
+// Runs `work` without the interpreter's lock where there is enough of it.
+template <class Work>
+auto unlocked(std::size_t elements, Work work) {
+  std::optional<nb::gil_scoped_release> released;
+  if (elements >= kWorthUnlocking) released.emplace();
+  return work();
+}
+
+template <class... Sizes>
+std::size_t same_size(std::size_t size, Sizes... others) {
+  if (((others != size) || ...)) throw nb::value_error("arrays of different sizes");
+  return size;
+}
+
+// Runs a row operator; returns the first row that it refuses, or -1.
+template <class T>
+Py_ssize_t run_rows_of(const std::string& name, PyArrayObject* out, const Arrays& inputs,
+                       const nb::list& numbers) {
+  BoundRows<T> bound;
+  if (const char* wrong = bind_rows<T>(name, out, inputs, numbers, bound))
+    throw nb::value_error((name + ": " + wrong).c_str());
+  const void* from[kMostRowInputs];
+  for (std::size_t i = 0; i < inputs.size(); ++i) from[i] = PyArray_DATA(inputs[i]);
+  return unlocked(bound.rows * bound.columns,
+                  [&] { return bound.run(static_cast<T*>(PyArray_DATA(out)), from); });
+}
+
+Py_ssize_t run_rows(const std::string& name, nb::handle out, const nb::list& inputs,
+                    const nb::list& numbers) {
+  PyArrayObject* to = as_array(out);
+  Py_ssize_t refused = -1;
+  if (!for_floats(to, [&](auto zero) {
+        refused = run_rows_of<decltype(zero)>(name, to, arrays_of(inputs), numbers);
+        return true;
+      }))
+    throw nb::value_error((name + ": the result has to be float32 or float64").c_str());
+  return refused;
+}
+
+// Names the settings of each row operator.
+nb::dict row_operators() {
+  nb::dict found;
+  for (const RowOperator<float>& each : tensor_kernels().of<float>().rows) {
+    nb::list numbers;
+    for (const char* number : each.numbers)
+      if (number) numbers.append(number);
+    found[each.name] = numbers;
+  }
+  return found;
+}
+
+template <class T>
+T only_element(const Array<const T>& array) {
+  same_size(array.size(), std::size_t{1});
+  return *array.data();
+}
+
+template <class T>
+void bind_optimizers(nb::module_& m) {
+  m.def(
+      "sgd",
+      [](Array<T> value, Array<const T> gradient, std::optional<Array<T>> velocity,
+         Array<const T> count, double learning_rate, double momentum, bool nesterov) {
+        const std::size_t n = same_size(value.size(), gradient.size());
+        if (velocity) same_size(n, velocity->size());
+        const SgdStep<T> step{only_element<T>(count), static_cast<T>(learning_rate),
+                              static_cast<T>(momentum), nesterov};
+        T* slot = velocity ? velocity->data() : nullptr;
+        unlocked(
+            n, [&] { tensor_kernels().of<T>().sgd(value.data(), gradient.data(), slot, step, n); });
+      },
+      "value"_array, "gradient"_array, "velocity"_array.none(), "count"_array,
+      nb::arg("learning_rate"), nb::arg("momentum"), nb::arg("nesterov"));
+  m.def(
+      "adam",
+      [](Array<T> value, Array<const T> gradient, Array<T> mean, Array<T> square,
+         Array<const T> count, double learning_rate, double beta1, double beta2, double epsilon,
+         std::int64_t step, double weight_decay) {
+        const std::size_t n = same_size(value.size(), gradient.size(), mean.size(), square.size());
+        if (step < 1) throw nb::value_error("the first step of Adam is number 1");
+        AdamStep<T> plan = adam_step<T>(learning_rate, beta1, beta2, epsilon, weight_decay, step);
+        plan.count = only_element<T>(count);
+        unlocked(n, [&] {
+          tensor_kernels().of<T>().adam(value.data(), gradient.data(), mean.data(), square.data(),
+                                        plan, n);
+        });
+      },
+      "value"_array, "gradient"_array, "mean"_array, "square"_array, "count"_array,
+      nb::arg("learning_rate"), nb::arg("beta1"), nb::arg("beta2"), nb::arg("epsilon"),
+      nb::arg("step"), nb::arg("weight_decay") = 0.0);
+  m.def(
+      "apply_rule",
+      [](const std::string& rule, Array<T> value, Array<const T> gradient,
+         const std::vector<Array<T>>& slots, Array<const T> count,
+         const std::vector<double>& numbers) {
+        const std::size_t n = same_size(value.size(), gradient.size());
+        T* at[kMostRuleSlots] = {};
+        if (slots.size() > kMostRuleSlots) throw nb::value_error("too many slots");
+        for (std::size_t i = 0; i < slots.size(); ++i) {
+          same_size(n, slots[i].size());
+          at[i] = slots[i].data();
+        }
+        RuleStep<T> step(numbers);
+        step.numbers[0] = only_element<T>(count);
+        const RuleKernel<T> run = tensor_kernels().of<T>().rules[rule_of(rule)];
+        unlocked(n, [&] { run(value.data(), gradient.data(), at, step.numbers, n); });
+      },
+      nb::arg("rule"), "value"_array, "gradient"_array, nb::arg("slots"), "count"_array,
+      nb::arg("numbers"));
+}
+
+template <class T>
+void bind_all(nb::module_& m) {
+  bind_optimizers<T>(m);
+}
+
+}  // namespace
+
+void bind_tensor(nb::module_& m) {
+  m.def("row_operators", &row_operators);
+  m.def("run_rows", &run_rows, nb::arg("name"), nb::arg("out"), nb::arg("inputs"),
+        nb::arg("numbers") = nb::list());
+  bind_all<float>(m);
+  bind_all<double>(m);
+}
+
+}  // namespace allreduce

@@ -1,0 +1,269 @@
+// The tcp transport for Python: members with their connected sockets, and calls on memory that
+// Python keeps alive until they are settled.
+#include "bindings/tcp/tcp.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+
+#include "bindings/text.h"
+#include "tcp/io/engine.h"
+
+namespace nb = nanobind;
+
+namespace allreduce {
+namespace {
+
+using tcp::Engine;
+using tcp::Member;
+using tcp::Request;
+using tcp::Work;
+
+constexpr auto kSignals = std::chrono::milliseconds(50);
+constexpr double kMaxFusedOps = 1e9;         // seconds that a wait may last: 30 years
+constexpr std::uint64_t kLeastElement = 16;  // bytes: a chunk holds one of any type
+
+// The member whose objects live on the engine's thread.
+struct Handle {
+  explicit Handle(std::shared_ptr<Member> given) : member(std::move(given)) {}
+  ~Handle() {
+    if (member->inherited()) return;
+    try {
+      // Already closed, unless Python dropped it: its contents must be destroyed on that thread.
+      Engine::instance().post(member, [last = member.get()] {
+        last->leave(tcp::Clock::now(), std::make_shared<Work>(Request{}));
+      });
+    } catch (const std::bad_alloc&) {
+      // Then the engine has it until the process ends: no harm is done where memory is short.
+    }
+  }
+
+  const std::shared_ptr<Member> member;
+};
+
+// Runs a function on the engine's thread and returns its result.
+template <class Function>
+auto ask(const Handle& handle, const Function& function) {
+  decltype(function(*handle.member)) result{};
+  if (handle.member->inherited()) return result;
+  const nb::gil_scoped_release release;
+  Engine::instance().run([&] { result = function(*handle.member); });
+  return result;
+}
+
+// The sockets are closed if this fails.
+std::shared_ptr<Handle> make_member(int index, const std::vector<std::vector<int>>& fds) {
+  auto member = std::make_shared<Member>(index, fds);
+  {
+    const nb::gil_scoped_release release;
+    Engine::instance().run([&] { member->attach(); });
+  }
+  return std::make_shared<Handle>(std::move(member));
+}
+
+std::shared_ptr<Work> start(const Handle& handle, const nb::tuple& words, nb::bytes signature,
+                            std::uintptr_t in, std::uintptr_t out) {
+  Request request = tcp_request(words);
+  if (request.chunk < kLeastElement || request.chunk > tcp::kMaxChunk)
+    throw nb::value_error("a chunk that no block holds");
+  request.signature.assign(signature.c_str(), signature.size());
+  request.in = reinterpret_cast<const std::byte*>(in);
+  request.out = reinterpret_cast<std::byte*>(out);
+  auto work = std::make_shared<Work>(std::move(request));
+  if (handle.member->inherited()) {
+    work->settle(State::failed);
+    return work;
+  }
+  const nb::gil_scoped_release release;
+  handle.member->submit(work);
+  return work;
+}
+
+tcp::Clock::time_point after(double seconds) {
+  // Compared before it is converted: it may be any number, or none.
+  const double sane = seconds < kMaxFusedOps ? std::max(seconds, 0.0) : kMaxFusedOps;
+  return tcp::Clock::now() +
+         std::chrono::duration_cast<tcp::Clock::duration>(std::chrono::duration<double>(sane));
+}
+
+// True when it is done; false when it has failed, or the time is over.
+bool wait(Work& work, double seconds) {
+  const auto end = after(seconds);
+  for (;;) {
+    {
+      const nb::gil_scoped_release release;
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - tcp::Clock::now());
+      if (work.wait(std::min(left, kSignals))) break;
+    }
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (tcp::Clock::now() >= end) break;
+  }
+  return work.state() == State::done;
+}
+
+nb::object culprit(const Handle& handle) {
+  const auto found = ask(handle, [](Member& member) { return member.culprit(); });
+  if (found.fault == Fault::none) return nb::none();
+  return nb::make_tuple(name_of(found.fault), found.member, found.witness,
+                        found.key & ~tcp::kMessage, text_of(found.reason));
+}
+
+nb::object bytes_of(const std::optional<std::string>& text) {
+  if (!text) return nb::none();
+  return nb::bytes(text->data(), text->size());
+}
+
+nb::object posted_call(const Handle& handle, int of, std::uint64_t key) {
+  return bytes_of(ask(handle, [&](Member& member) { return member.posted(of, key); }));
+}
+
+nb::object last_call(const Handle& handle, int of) {
+  const auto found = ask(handle, [&](Member& member) { return member.last_call(of); });
+  if (!found) return nb::none();
+  return nb::make_tuple(found->first, bytes_of(found->second));
+}
+
+std::vector<int> missing(const Handle& handle, std::uint64_t key) {
+  return ask(handle, [&](Member& member) { return member.missing(key); });
+}
+
+std::vector<int> absent(const Handle& handle, std::uint64_t key) {
+  return ask(handle, [&](Member& member) { return member.absent(key); });
+}
+
+void tell_awaited(const Handle& handle, int awaited, std::uint64_t in) {
+  ask(handle, [&](Member& member) {
+    member.tell_awaited(awaited, in);
+    member.flush();
+    return true;
+  });
+}
+
+void tell_under_way(const Handle& handle) {
+  ask(handle, [](Member& member) {
+    member.tell_under_way();
+    member.flush();
+    return true;
+  });
+}
+
+int awaited_in_call(const Handle& handle, int by, std::uint64_t key) {
+  return ask(handle, [&](Member& member) { return member.awaited_in_call(by, key); });
+}
+
+int awaited(const Handle& handle, int by) {
+  return ask(handle, [&](Member& member) { return member.awaited(by); });
+}
+
+std::uint64_t awaited_in(const Handle& handle, int by) {
+  return ask(handle, [&](Member& member) { return member.awaited_in(by); });
+}
+
+std::vector<std::uint64_t> payload_bytes(const Handle& handle) {
+  return ask(handle, [](Member& member) { return member.payload_bytes(); });
+}
+
+std::size_t staging_bytes(const Handle& handle) {
+  return ask(handle, [](Member& member) { return member.staging_bytes(); });
+}
+
+void die(const Handle& handle, Fault fault, int member, std::uint64_t key,
+         const std::string& reason) {
+  ask(handle, [&](Member& one) {
+    const auto own = one.posted(one.index(), key);
+    one.die({fault, member, one.index(), key, "", own.value_or(""), reason});
+    one.flush();
+    return true;
+  });
+}
+
+void blame_timeout(const Handle& handle, int member, std::uint64_t key, const std::string& reason) {
+  die(handle, Fault::timeout, member, key, reason);
+}
+
+void abort_member(const Handle& handle, const std::string& reason) {
+  die(handle, Fault::aborted, handle.member->index(), 0, reason);
+}
+
+std::shared_ptr<Work> leave(const Handle& handle, double seconds) {
+  auto farewell = std::make_shared<Work>(Request{});
+  const auto limit = after(seconds);
+  ask(handle, [&](Member& member) {
+    member.leave(limit, farewell);
+    return true;
+  });
+  return farewell;
+}
+
+nb::bytes abort_frame(int member, const std::string& reason) {
+  const std::string words = tcp::abort_frame(member, reason);
+  return nb::bytes(words.data(), words.size());
+}
+
+void bind_member(nb::module_& m) {
+  m.def("tcp_abort_frame", &abort_frame, nb::arg("member"), nb::arg("reason"));
+  nb::class_<Handle>(m, "TcpMember")
+      .def(nb::new_(&make_member), nb::arg("index"), nb::arg("sockets"))
+      .def_prop_ro("inherited", [](const Handle& handle) { return handle.member->inherited(); })
+      .def("close_inherited", [](const Handle& handle) { handle.member->close_inherited(); })
+      .def("start", &start, nb::arg("words"), nb::arg("signature"), nb::arg("x"), nb::arg("out"))
+      .def("culprit", &culprit)
+      .def("missing", &missing, nb::arg("seq"))
+      .def("absent", &absent, nb::arg("seq"))
+      .def("tell_awaited", &tell_awaited, nb::arg("member"), nb::arg("call") = 0)
+      .def("tell_under_way", &tell_under_way)
+      .def("awaited_in_call", &awaited_in_call, nb::arg("by"), nb::arg("seq"))
+      .def("awaited", &awaited, nb::arg("by"))
+      .def("awaited_in", &awaited_in, nb::arg("by"))
+      .def("payload_bytes", &payload_bytes)
+      .def("staging_bytes", &staging_bytes)
+      .def("posted_call", &posted_call, nb::arg("member"), nb::arg("seq"))
+      .def("last_call", &last_call, nb::arg("member"))
+      .def("blame_timeout", &blame_timeout, nb::arg("member"), nb::arg("key"), nb::arg("reason"))
+      .def("abort", &abort_member, nb::arg("reason"))
+      .def("leave", &leave, nb::arg("seconds"));
+}
+
+void bind_work(nb::module_& m) {
+  nb::class_<Work>(m, "TcpWork")
+      .def_prop_ro("key", [](const Work& work) { return work.key.load(); })
+      .def_prop_ro("seq", [](const Work& work) { return work.key & ~tcp::kMessage; })
+      .def_prop_ro("done", [](const Work& work) { return work.state() == State::done; })
+      .def_prop_ro("failed", [](const Work& work) { return work.state() == State::failed; })
+      .def_prop_ro("unmet",  // a recv without a message
+                   [](const Work& work) {
+                     return work.request.call.collective == Collective::recv && !work.met.load();
+                   })
+      .def_prop_ro("source", [](const Work& work) { return work.request.call.root; })
+      .def_prop_ro("tag", [](const Work& work) { return work.request.tag; })
+      .def_prop_ro("path",
+                   [](const Work& work) { return static_cast<int>(work.request.call.path); })
+      .def("wait", &wait, nb::arg("seconds"));
+}
+
+// Failed system calls raise an OSError with their number.
+void translate(const std::exception_ptr& thrown, void*) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const std::system_error& error) {
+    errno = error.code().value();
+    PyErr_SetFromErrno(PyExc_OSError);
+  }
+}
+
+}  // namespace
+
+void bind_tcp(nb::module_& m) {
+  nb::register_exception_translator(&translate);
+  bind_work(m);
+  bind_member(m);
+  bind_tcp_plan(m);
+}
+
+}  // namespace allreduce
