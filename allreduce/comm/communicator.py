@@ -431,17 +431,11 @@ class Communicator:
         """
         from allreduce.comm import planning  # few programs use it
 
-        given: dict[str, Any] = {
-            "op": op,
-            "prescale": prescale,
-            "postscale": postscale,
-            "root": root,
-        }
+        given = {"op": op, "prescale": prescale, "postscale": postscale, "root": root}
         given |= {"counts": counts, "receives": receives, "out": out}
         given |= {"dest": dest, "source": source, "tag": tag}
-        return planning.describe(
-            self._dispatch.context(collective), self._dispatch.transport, x, given
-        )
+        given = {name: value for name, value in given.items() if value is not None}
+        return planning.describe(self, collective, x, given)
 
     def all_reduce_init(
         self, x: NDArray[Any], *, op: str = "sum", out: NDArray[Any]

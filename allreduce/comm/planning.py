@@ -1,144 +1,118 @@
-"""Turn the arguments of `Communicator.plan` into the transport's plan."""
+"""Plan a call: make it with a dispatcher that asks the transport for its plan instead."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+import inspect
+import threading
+import types
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from allreduce.comm import lists
-from allreduce.comm.arguments import call_text, messages, scaling
 from allreduce.comm.arguments.arrays import borrow
-from allreduce.comm.arguments.checks import UNSCALED, Context, Options
-from allreduce.comm.arguments.prepare import Prepared, prepare
-from allreduce.comm.calls.call import ANY, ROOTED, Call, without_digest
+from allreduce.comm.arguments.checks import Context, Options
+from allreduce.comm.arguments.prepare import Prepared
+from allreduce.comm.calls.call import COLLECTIVES, Array, Call, shaped
 from allreduce.comm.calls.plan import Plan
-from allreduce.comm.core.transport import Transport
-from allreduce.errors import UsageError, unknown_name
+from allreduce.comm.dispatch import Dispatcher
+from allreduce.errors import UnsupportedError, UsageError, unknown_name
 from allreduce.events import counted
 
-_FACTORS = ("prescale", "postscale")
-_REDUCING = ("op", *_FACTORS, "out")
-_TAKES: dict[str, tuple[str, ...]] = {  # besides the array
-    "all_reduce": _REDUCING,
-    "reduce": (*_REDUCING, "root"),
-    "reduce_scatter": (*_REDUCING, "counts"),
-    "all_gather": ("counts", "out"),
-    "gather": ("root", "counts", "out"),
-    "scatter": ("root", "counts", "out"),
-    "broadcast": ("root", "out"),
-    "all_to_all": ("counts", "receives", "out"),
-    "barrier": (),
-    "send": ("dest", "tag"),
-    "recv": ("source", "tag"),
-}
+if TYPE_CHECKING:
+    from allreduce.comm.communicator import Communicator
+
+_PLANNED = tuple(name for name in COLLECTIVES if name != "empty")
 
 
-def describe(context: Context, transport: Transport, x: Any, given: Mapping[str, Any]) -> Plan:
+class _Planner(Dispatcher):
+    """Plans the calls that it would start.
+
+    Attributes:
+        plans: One for each call.
+        text: The last call, as its caller writes it.
+    """
+
+    def __init__(self, dispatch: Dispatcher, given: Mapping[str, Any]) -> None:
+        vars(self).update(vars(dispatch), fast_path=None, lock=threading.RLock())
+        self.plans: list[Plan] = []
+        self.text = ""
+        self._factors = given.get("prescale", 1), given.get("postscale", 1)
+
+    def call(self, begin: Callable[[], Any], async_op: bool) -> Any:  # noqa: ARG002
+        return begin()  # an interrupt has nothing to abort
+
+    def in_order(self, context: Context, start: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ARG002
+        if not arguments:
+            raise UnsupportedError(
+                f"{context.where} is planned for arrays in the host's memory; pass plan() a NumPy "
+                "array of the same shape and dtype"
+            )
+        return self._plan(*arguments[:3])
+
+    def _begin(self, context: Context, ready: Prepared) -> Any:  # noqa: ARG002
+        return self._plan(ready.call, ready.x, ready.out)
+
+    def _plan(self, call: Call, x: Array | None, out: Array | None) -> Any:
+        shape = (call.count,) if x is None else x.shape
+        plain = shaped(replace(call, call_text=""), ", ".join(map(str, shape)))
+        self.text = str(call) if call.call_text else plain
+        plan = self.transport.plan(call, x, out)
+        steps, (before, after) = plan.steps, self._factors
+        if before != 1 and x is not None:
+            steps = (f"multiply the input by {before!r}", *steps)
+        if after != 1 and out is not None:
+            steps = (*steps, f"multiply the result by {after!r}")
+        self.plans.append(replace(plan, call=plain, steps=steps))
+        return types.SimpleNamespace(where="")  # a work that nobody waits for
+
+
+def describe(comm: Communicator, collective: str, x: Any, given: Mapping[str, Any]) -> Plan:
     """Plan a call with the arguments that it would get.
 
     Args:
         x: The collective's input; for scatter the root's array, on all members; for recv its
             output.
-        given: Its other arguments by name; None if omitted.
+        given: Its other arguments by name, as far as the caller gives them.
 
     Raises:
         UsageError: An argument is wrong, as for the call itself.
     """
-    name = context.collective
-    if name not in _TAKES:
-        raise unknown_name("collective", name, _TAKES, f"{context.member}: plan")
+    planner = _Planner(comm._dispatch, given)
+    context = planner.context(collective)
+    if collective not in _PLANNED:
+        raise unknown_name("collective", collective, _PLANNED, f"{context.member}: plan")
+    parameters = [*inspect.signature(getattr(type(comm), collective)).parameters][2:]
+    takes = [*parameters, "receives"] if collective == "all_to_all" else parameters
     for key, value in given.items():
-        if value is not None and key not in _TAKES[name]:
+        if key not in takes:
             raise UsageError(f"{context.where} takes no {key}, but got {key}={value!r}")
-    if name == "barrier":
-        return _plan_barrier(context, transport)
-    if name in ("send", "recv"):
-        return _plan(transport, _message(context, x, given), "")
-    options = _options(context, given)
-    if isinstance(x, list | tuple):
-        return _describe_list(context, transport, x, options, given["out"])
-    return _describe_array(context, transport, x, options, given["out"])
-
-
-def _plan_barrier(context: Context, transport: Transport) -> Plan:
-    return transport.plan(Call("barrier", None, "none", 0, None, context.group), None, None)
-
-
-def _message(context: Context, x: Any, given: Mapping[str, Any]) -> Prepared:
-    tag = given["tag"]
-    if context.collective == "send":
-        return messages.prepare_send(context, x, given["dest"], 0 if tag is None else tag)
-    source = ANY if given["source"] is None else given["source"]
-    return messages.prepare_recv(context, x, source, ANY if tag is None else tag)
-
-
-def _options(context: Context, given: Mapping[str, Any]) -> Options:
-    """Replace omitted arguments by their defaults."""
-    name = context.collective
-    if name == "all_to_all" and given["counts"] is not None and given["receives"] is None:
-        raise UsageError(
-            f"{context.where} with counts takes receives, too, to be planned: the rows that this "
-            "rank gets from each"
-        )
-    op = given["op"] or ("sum" if "op" in _TAKES[name] else None)
-    root = 0 if name in ROOTED and given["root"] is None else given["root"]
-    scale = tuple(1.0 if given[key] is None else given[key] for key in _FACTORS)
-    chosen = Options(op, root, given["counts"], given["receives"])
-    return chosen if scale == UNSCALED else replace(chosen, scale=(scale[0], scale[1]))
-
-
-def _describe_array(
-    context: Context, transport: Transport, x: Any, options: Options, out: Any
-) -> Plan:
-    array = borrow(context.where, x).array
-    whole = None
-    if context.collective == "scatter" and context.rank != options.root:
-        x, whole = None, (array.dtype, array.shape)
-    if options.scale is not UNSCALED:
-        scale = scaling.check_factors(context, options.scale, options.op, array.dtype)
-        options = replace(options, scale=scale)
-    ready = prepare(context, x, options, out, whole)
-    said = call_text.of_array(context.collective, array.dtype, array.shape, options, always=True)
-    plan = _plan(transport, ready, said)
-    before, after = options.scale
-    steps = plan.steps
-    if before != 1 and ready.x is not None:
-        steps = (f"multiply the input by {before!r}", *steps)
-    if after != 1 and ready.out is not None:
-        steps = (*steps, f"multiply the result by {after!r}")
-    return replace(plan, steps=steps)
-
-
-def _describe_list(
-    context: Context, transport: Transport, x: Sequence[Any], options: Options, out: Any
-) -> Plan:
-    """Plan a list of arrays: a call for each dtype."""
-    request = lists.read(context, x, options, out)
-    arrays, parts = request.arrays, []
-    for items in request.bundles:
-        source = arrays[items[0]]
-        into = request.targets[items[0]] if request.targets else None
-        if len(items) > 1:  # its place in memory is that of no array, and it is never touched
-            count = sum(arrays[item].size for item in items)
-            source = into = np.empty(count, source.dtype)
-        parts.append(_describe_array(context, transport, source, options, into))
-    steps: tuple[str, ...] = (
-        "pack the small arrays of each dtype into one",
-        "make the calls",
-        "unpack the results",
-    )
-    if not parts:
-        parts, steps = [_plan_barrier(context, transport)], ("meet: there is nothing to carry",)
-    elif len(parts) == len(arrays):
-        steps = ("make a call of each array",)
-    how = counted(len(parts), "call")
-    said = request.options.call_text
-    return Plan(without_digest(said), transport.name, how, steps, parts=tuple(parts))
-
-
-def _plan(transport: Transport, ready: Prepared, said: str) -> Plan:
-    made = transport.plan(ready.call, ready.x, ready.out)
-    return replace(made, call=said) if said else made
+    out = given.get("out")
+    if collective == "scatter":  # of whose array the other members know dtype and shape
+        array = borrow(context.where, x).array
+        options = Options(root=given.get("root", 0), counts=given.get("counts"))
+        mine = x if context.rank == options.root else None
+        planner.start("scatter", mine, options, out, (array.dtype, array.shape))
+    elif collective == "all_to_all" and not given.keys().isdisjoint(("counts", "receives")):
+        if not {"counts", "receives"} <= given.keys():
+            raise UsageError(
+                f"{context.where} with counts takes receives, too, to be planned: the rows that "
+                "this rank gets from each"
+            )
+        options = Options(counts=given["counts"], receives=given["receives"])
+        planner.start("all_to_all", x, options, out)
+    else:
+        shadow = copy.copy(comm)
+        shadow._dispatch = planner
+        arguments = () if collective == "barrier" else (x,)
+        if collective == "send":
+            given = {"dest": None, **given}
+        getattr(shadow, collective)(*arguments, **given)
+    plans = tuple(planner.plans)
+    if not isinstance(x, list | tuple):
+        return replace(plans[0], call=planner.text)
+    how = counted(len(plans), "call")
+    steps = "make a call of each array"
+    if len(plans) < len(x):
+        steps = "pack small arrays by dtype, make the calls, and unpack the results"
+    return Plan(planner.text, planner.transport.name, how, (steps,), parts=plans)
