@@ -5,7 +5,6 @@ Such a text must agree on all members, and describes the call in errors.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -14,9 +13,7 @@ import numpy as np
 
 from allreduce.comm.arguments.checks import Context, Options
 from allreduce.comm.arguments.scaling import Factor
-from allreduce.comm.calls.call import TEXT_BYTES, Array, list_call_text
-
-_DIGEST_BYTES = 6
+from allreduce.comm.calls.call import Array, bounded
 
 _Kind = tuple[np.dtype[np.generic], tuple[int, ...]]
 
@@ -64,21 +61,14 @@ def _spell(
     said = [f"{name}={value!r}" for name, value in options.items() if value is not None]
     said += [f"{name}={value!r}" for name, value in factors.items() if value != 1]
     if listed:
-        options_text = "".join(f", {each}" for each in said)
-        return list_call_text(collective, arrays, options_text)
+        rest = f"]{''.join(f', {each}' for each in said)})"
+        text = f"{collective}([{', '.join(arrays)}{rest}"
+        return bounded(text, f" {len(arrays)} arrays{rest}")
     named = zip(("counts", "receives"), shares, strict=True)
     said += [f"{name}={list(rows)}" for name, rows in named if rows is not None]
-    return _bounded(f"{collective}({', '.join([*arrays, *said])})")
+    return bounded(f"{collective}({', '.join([*arrays, *said])})")
 
 
 def array_text(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
     """Write an array's dtype and shape: `float64[2, 3]`."""
     return f"{dtype}[{', '.join(map(str, shape))}]"
-
-
-def _bounded(text: str) -> str:
-    if len(text) <= TEXT_BYTES:
-        return text
-    mark = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
-    end = f"... #{mark})"
-    return text[: TEXT_BYTES - len(end)] + end

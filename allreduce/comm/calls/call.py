@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import mmap
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -202,34 +200,26 @@ def from_native(words: tuple[int, int, int, int, int, int], group: str) -> Call:
 
 
 TEXT_BYTES = 100  # a longer text is cut and ends with a digest of the whole text
-_DIGEST = 8  # characters, of 6 bits each
-_CUT = re.compile(r"\.\.\. (\d+) arrays\](.*), #[\w-]+\)$")
+_END = 64  # characters of a cut text's end
+_DIGEST = re.compile(r" #[0-9a-f]{12}$")
 
 
-def list_call_text(name: str, arrays: Sequence[str], options: str) -> str:
-    """Format a call with a list of arrays, cut to `TEXT_BYTES`.
-
-    A cut text is `all_reduce([float32[7], ... 101 arrays], op='sum', #digest)`.
+def bounded(text: str, end: str = ")") -> str:
+    """Cut a call's text to `TEXT_BYTES`: `all_reduce([float32[7], ... 101 arrays], op='sum') #…`.
 
     Args:
-        arrays: Each as `float32[7]`.
-        options: The text after the list: `, op='sum'`.
+        end: What a cut text ends with, before the digest of the whole.
     """
-    text = f"{name}([{', '.join(arrays)}]{options})"
     if len(text) <= TEXT_BYTES:
         return text
-    start, count = f"{name}([", f"... {len(arrays)} arrays]"
-    left = TEXT_BYTES - len(start) - len(count) - len(", #)") - _DIGEST
-    if len(options) > left:
-        options = f"{options[: left - 3]}..."
-    shown = ", ".join(arrays)[: left - len(options)]
-    digest = base64.urlsafe_b64encode(hashlib.blake2b(text.encode(), digest_size=6).digest())
-    return f"{start}{shown}{count}{options}, #{digest.decode()})"
+    end = f"...{end}" if len(end) <= _END else f"...{end[:_END]}...)"
+    end += f" #{hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}"
+    return text[: TEXT_BYTES - len(end)] + end
 
 
 def without_digest(text: str) -> str:
     """Return a call's text without the digest."""
-    return _CUT.sub(r"... \1 arrays]\2)", text) if ", #" in text else text
+    return _DIGEST.sub("", text)
 
 
 def list_length(text: str) -> int | None:
@@ -237,7 +227,7 @@ def list_length(text: str) -> int | None:
     name, _, rest = text.partition("([")
     if not rest or not name.isidentifier():
         return None
-    cut = _CUT.search(rest)
+    cut = re.search(r"\.\.\. (\d+) arrays\]", rest)
     return int(cut[1]) if cut else rest.count("[")
 
 

@@ -6,12 +6,7 @@ import numpy as np
 
 from allreduce.comm.arguments import call_text
 from allreduce.comm.arguments.checks import Context, Options
-from allreduce.comm.calls.call import (
-    TEXT_BYTES,
-    list_call_text,
-    list_length,
-    without_digest,
-)
+from allreduce.comm.calls.call import TEXT_BYTES, list_length, without_digest
 
 CONTEXT = Context("all_reduce", "[shared] rank 0", "group", 0, 2)
 
@@ -38,8 +33,9 @@ def test_long_lists_are_told_apart_in_few_bytes() -> None:
 
 
 def test_a_long_list_is_cut_and_keeps_its_number_of_arrays_and_its_options() -> None:
-    kinds = ["float32[10]"] * 50
-    texts = [list_call_text("all_reduce", kinds, f", op='sum', prescale={n}") for n in (0.5, 1.5)]
+    items = [np.ones(10, "f4")] * 50
+    options = [Options("sum", scale=(factor, 1)) for factor in (0.5, 1.5)]
+    texts = [call_text.of_list(CONTEXT, items, each) for each in options]
     assert [list_length(text) for text in texts] == [50, 50]
     assert without_digest(texts[0]).endswith("... 50 arrays], op='sum', prescale=0.5)")
     assert all(len(text) <= TEXT_BYTES for text in texts)
