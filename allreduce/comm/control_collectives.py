@@ -8,6 +8,7 @@ program or with another purpose, even if the arrays are alike: members at differ
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,20 +20,24 @@ from allreduce.comm.communicator import Communicator
 from allreduce.comm.core.transport import Work
 
 
-def exchange(comm: Communicator, purpose: str, mine: Array) -> Array:
+def exchange(
+    comm: Communicator, purpose: str, mine: Array, counts: Sequence[int] | None = None
+) -> Array:
     """Gather an array of every member's; a collective call.
 
     Args:
-        mine: `(n, ...)`, of one shape on all members.
+        mine: `(n, ...)`, of one shape on all members, or `(counts[rank], ...)`.
+        counts: Every member's number of rows, if they differ.
 
     Returns:
-        `(members, n, ...)`.
+        `(members, n, ...)`; with counts `(sum(counts), ...)`.
 
     Raises:
         MismatchError: A member makes another call.
     """
-    told = _called(comm, "all_gather", mine, Options(call_text=f"exchange({purpose})"))
-    return np.asarray(told).reshape(comm.size, *mine.shape)
+    options = Options(counts=counts, call_text=f"exchange({purpose})")
+    found = np.asarray(_called(comm, "all_gather", mine, options))
+    return found if counts is not None else found.reshape(comm.size, *mine.shape)
 
 
 def begin_exchange(comm: Communicator, purpose: str, mine: Array) -> Work:

@@ -156,7 +156,6 @@ def _in_order(
         ]
         sources.append(np.concatenate(taken))
     gathered = gather_rows(replicator, mine, [len(places) for places in sources])
-    result = np.empty((sum(map(len, gathered)), *mine.shape[1:]), mine.dtype)
-    for places, part in zip(sources, gathered, strict=True):
-        result[places] = part
+    result = np.empty_like(gathered)
+    result[np.concatenate(sources)] = gathered
     return result

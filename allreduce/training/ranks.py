@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -111,30 +112,18 @@ def raise_together(replicator: Replicator, where: str, error: Exception | None) 
     )
 
 
-def gather_rows(
-    replicator: Replicator, rows: np.ndarray, counts: Sequence[int]
-) -> list[np.ndarray]:
-    """All-gather rows, bit for bit.
+def gather_rows(replicator: Replicator, rows: np.ndarray, counts: Sequence[int]) -> np.ndarray:
+    """All-gather rows, bit for bit, and return those of all ranks, by rank.
 
     Args:
         replicator: The replicator of the ranks.
         rows: This rank's rows, `(counts[rank], …)`.
         counts: The number of rows of each rank.
-
-    Returns:
-        By rank, `(counts[rank], …)`.
     """
     communicator = replicator.communicator
     if communicator is None or communicator.size == 1:
-        return [rows]
-    # Members contribute equal lengths, and bytes travel as int64 whatever the dtype: pad to both.
-    width = rows.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))
-    words = -(-max(counts) * width // 8)
-    mine = np.zeros(words * 8, np.uint8)
-    mine[: rows.nbytes] = np.ascontiguousarray(rows).view(np.uint8).reshape(-1)
-    found = comm.exchange(communicator, "rows of results", mine.view(np.int64))
-    parts = found.view(np.uint8).reshape(communicator.size, -1)
-    return [
-        part[: count * width].view(rows.dtype).reshape(count, *rows.shape[1:])
-        for part, count in zip(parts, counts, strict=True)
-    ]
+        return rows
+    width = rows.itemsize * math.prod(rows.shape[1:])
+    data = np.frombuffer(rows.tobytes(), np.uint8).reshape(len(rows), width)  # of any dtype
+    found = comm.exchange(communicator, "rows of results", data, counts)
+    return np.frombuffer(found, rows.dtype).reshape(len(found), *rows.shape[1:])
