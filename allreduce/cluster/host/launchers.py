@@ -92,32 +92,12 @@ def step_size(environ: Mapping[str, str]) -> str:
     return environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS", "")
 
 
-def check_one(environ: Mapping[str, str]) -> None:
-    """Refuse a world of one if torchrun started several ranks.
-
-    Raises:
-        JoinError: It did. RANK and WORLD_SIZE alone are too common names to decide by.
-    """
-    by_torchrun = "LOCAL_RANK" in environ or any(
-        name.startswith("TORCHELASTIC_") for name in environ
-    )
-    size = environ.get("WORLD_SIZE", "")
-    if by_torchrun and "RANK" in environ and size.isdecimal() and int(size) > 1:
-        raise JoinError(
-            f"[cluster] {_shown(environ, 'RANK', 'WORLD_SIZE', 'LOCAL_RANK')}: torchrun, or its "
-            f"like, has started this process as one of {size} ranks, which cannot meet here; start "
-            f"the script with mpirun or python -m allreduce.run -n {size}, or remove these "
-            "variables from its environment"
-        )
-
-
 def check_single(environ: Mapping[str, str]) -> None:
     """Refuse a world of one if a launcher made this process a rank of a larger job.
 
     Raises:
         JoinError: One did.
     """
-    check_one(environ)
     if "PMIX_RANK" in environ and "PMIX_NAMESPACE" in environ:
         raise JoinError(
             f"[cluster] {_shown(environ, 'PMIX_RANK', 'PMIX_NAMESPACE')}: a PMIx launcher has "

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from allreduce.cluster.host.address import joined
 from allreduce.cluster.host.interfaces import Interface, interfaces, leaders_address
-from allreduce.cluster.host.launchers import Launcher, check_one, launcher
+from allreduce.cluster.host.launchers import Launcher, launcher
 from allreduce.cluster.host.machine import identity
 from allreduce.cluster.host.waiting import Wait
 from allreduce.cluster.mpi import library, pmi
@@ -76,7 +76,6 @@ class Mpi(Resolver):
         found = launcher(request.environ)
         assert found is not None  # it has claimed the process
         if found.size == 1:
-            check_one(request.environ)
             return world_of_one(request, self.name, str(found), ignored)
         if find_spec("mpi4py") is None:
             raise JoinError(

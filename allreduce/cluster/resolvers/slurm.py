@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from allreduce.cluster.host.address import LOOPBACK, joined
 from allreduce.cluster.host.interfaces import towards_any
-from allreduce.cluster.host.launchers import check_one, in_step, step_size
+from allreduce.cluster.host.launchers import in_step, step_size
 from allreduce.cluster.mpi import library
 from allreduce.cluster.mpi.arrival_tracker import ArrivalTracker, Seat
 from allreduce.cluster.process.exit_hooks import Watch
@@ -88,7 +88,6 @@ class Slurm(Resolver):
         found = step(request.environ)
         assert found is not None  # claim() returned it
         if found.size == 1:
-            check_one(request.environ)
             return world_of_one(request, self.name, str(found), ignored)
         return _join_mpi(request, found, ignored) or _meet(request, found, ignored)
 

@@ -42,10 +42,11 @@ def test_a_task_can_be_named_as_the_leader(script: Write) -> None:
         assert result.out.split()[:3] == [str(rank), "2", "leader"]
 
 
-def test_torchruns_ranks_join(script: Write) -> None:
+@pytest.mark.parametrize("mark", ["TORCHELASTIC_RUN_ID", "LOCAL_RANK"])
+def test_torchruns_ranks_join(script: Write, mark: str) -> None:
     host, _, port = free_address().rpartition(":")
     common = {
-        "TORCHELASTIC_RUN_ID": "none",
+        mark: "0",
         "WORLD_SIZE": "2",
         "LOCAL_WORLD_SIZE": "2",
         "MASTER_ADDR": host,
