@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import socket
@@ -343,18 +344,11 @@ def _restore() -> None:
 def _on_exception(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    ours = _hook_before is sys.__excepthook__
     if _hooked != os.getpid() or not _watches:
-        (traces.on_uncaught if ours else _hook_before)(kind, error, trace)
-        return
-
-    def show() -> None:
-        if ours:
-            print(traces.text(error), end="", file=sys.stderr)
-        else:
-            _hook_before(kind, error, trace)
-
-    _watches[-1].on_exception(kind, error, show)
+        _hook_before(kind, error, trace)
+    else:
+        show = functools.partial(_hook_before, kind, error, trace)
+        _watches[-1].on_exception(kind, error, show)
 
 
 def _at_exit() -> None:
