@@ -431,8 +431,8 @@ class Communicator:
         """
         from allreduce.comm import planning  # few programs use it
 
-        given = {"op": op, "prescale": prescale, "postscale": postscale, "root": root}
-        given |= {"counts": counts, "receives": receives, "out": out}
+        given: dict[str, Any] = {"op": op, "prescale": prescale, "postscale": postscale}
+        given |= {"root": root, "counts": counts, "receives": receives, "out": out}
         given |= {"dest": dest, "source": source, "tag": tag}
         given = {name: value for name, value in given.items() if value is not None}
         return planning.describe(self, collective, x, given)

@@ -37,6 +37,7 @@ class _Planner(Dispatcher):
         vars(self).update(vars(dispatch), fast_path=None, lock=threading.RLock())
         self.plans: list[Plan] = []
         self.text = ""
+        self.whole: tuple[int, ...] | None = None  # the shape of a scatter's array
         self._factors = given.get("prescale", 1), given.get("postscale", 1)
 
     def call(self, begin: Callable[[], Any], async_op: bool) -> Any:  # noqa: ARG002
@@ -54,7 +55,7 @@ class _Planner(Dispatcher):
         return self._plan(ready.call, ready.x, ready.out)
 
     def _plan(self, call: Call, x: Array | None, out: Array | None) -> Any:
-        shape = (call.count,) if x is None else x.shape
+        shape = self.whole or ((call.count,) if x is None else x.shape)
         plain = shaped(replace(call, call_text=""), ", ".join(map(str, shape)))
         self.text = str(call) if call.call_text else plain
         plan = self.transport.plan(call, x, out)
@@ -90,6 +91,7 @@ def describe(comm: Communicator, collective: str, x: Any, given: Mapping[str, An
     out = given.get("out")
     if collective == "scatter":  # of whose array the other members know dtype and shape
         array = borrow(context.where, x).array
+        planner.whole = array.shape
         options = Options(root=given.get("root", 0), counts=given.get("counts"))
         mine = x if context.rank == options.root else None
         planner.start("scatter", mine, options, out, (array.dtype, array.shape))

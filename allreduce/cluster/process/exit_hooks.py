@@ -107,7 +107,7 @@ class Watch:
         self,
         kind: type[BaseException],
         error: BaseException,
-        show: Callable[[], None],
+        show: Callable[[], object],
     ) -> None:
         """End the job by an uncaught exception, which `show` prints."""
         try:
