@@ -9,6 +9,7 @@ import numpy as np
 
 from allreduce.callbacks.history import History
 from allreduce.data import check_batch_size, shuffled
+from allreduce.devices.integers import integer
 from allreduce.errors import UsageError
 from allreduce.events import logger
 from allreduce.graph.consistency.rank_check import Fact
@@ -35,7 +36,7 @@ from allreduce.training.facts import (
     telling,
 )
 from allreduce.training.hooks import Hooks, as_callbacks
-from allreduce.training.options import SHARDED, FitOptions, check_whole, is_sharded
+from allreduce.training.options import SHARDED, FitOptions, is_sharded
 from allreduce.training.progress import Epoch, describe_batch, resolve
 from allreduce.training.ranks import check_world, everyones, rank_of, size_of
 from allreduce.training.sources import ArraySource, IterableSource, Order, Source
@@ -400,7 +401,7 @@ def predict(
 
 def _checked_call(steps: int | None, callbacks: Any) -> list[Any]:
     if steps is not None:
-        check_whole("steps", steps, 1)
+        integer("steps", steps, 1)
     return as_callbacks(callbacks)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from allreduce.devices.integers import integer
 from allreduce.errors import UsageError, did_you_mean
 from allreduce.training.arrays import check_class_weight
 
@@ -39,11 +40,11 @@ class FitOptions:
     data: str = SAME
 
     def __post_init__(self) -> None:
-        check_whole("epochs", self.epochs, 0)
-        check_whole("initial_epoch", self.initial_epoch, 0)
+        integer("epochs", self.epochs, 0)
+        integer("initial_epoch", self.initial_epoch, 0)
         for name in ("steps_per_epoch", "validation_steps"):
             if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), 1)
+                integer(name, getattr(self, name), 1)
         if not isinstance(self.shuffle, bool | np.bool_):
             raise UsageError(f"shuffle is True or False, not {self.shuffle!r}")
         split = self.validation_split
@@ -56,9 +57,9 @@ class FitOptions:
         freq: Any = self.validation_freq
         if isinstance(freq, Collection) and not isinstance(freq, str):
             for epoch in freq:
-                check_whole("an epoch of validation_freq", epoch, 1)
+                integer("an epoch of validation_freq", epoch, 1)
         else:
-            check_whole("validation_freq", freq, 1)
+            integer("validation_freq", freq, 1)
         check_class_weight(self.class_weight)
         is_sharded(self.data)
 
@@ -85,16 +86,6 @@ class FitOptions:
 
 def _int(value: Any) -> int | None:
     return None if value is None else int(value)
-
-
-def check_whole(name: str, value: Any, low: int) -> None:
-    """Refuse what is no integer from `low`.
-
-    Raises:
-        UsageError: It is none.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
-        raise UsageError(f"{name} is an integer from {low}, not {value!r}")
 
 
 def is_sharded(data: str) -> bool:

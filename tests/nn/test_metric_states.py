@@ -189,7 +189,7 @@ def test_a_confusion_matrix_of_one_column_has_a_threshold(ndim: int) -> None:
     ("call", "kind", "message"),
     [
         (lambda: metrics.AUC(curve="roc"), UsageError, 'curve is "ROC" or "PR"'),
-        (lambda: metrics.AUC(num_thresholds=1), UsageError, "above 1"),
+        (lambda: metrics.AUC(num_thresholds=1), UsageError, "from 2, not 1"),
         (lambda: metrics.Precision(thresholds=2), UsageError, "lie from 0 to 1"),
         (lambda: metrics.ConfusionMatrix(1), UsageError, "num_classes"),
         (lambda: metrics.get("confusion_matrix"), UsageError, "num_classes"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from allreduce.errors import ShapeError, UsageError
+from allreduce.devices.integers import integer
+from allreduce.errors import ShapeError
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import show
 from allreduce.graph.core.tensor import Tensor
@@ -137,7 +138,7 @@ class TopKCategoricalAccuracy(Metric):
 
     def __init__(self, k: int = 5, name: str = "top_k_categorical_accuracy") -> None:
         super().__init__(top_k_categorical_accuracy, name)
-        self.k = _checked_k(k)
+        self.k = integer("k", k, 1)
 
     def __call__(self, y_true: Any, y_pred: Any) -> Tensor:
         return top_k_categorical_accuracy(y_true, y_pred, self.k)
@@ -153,16 +154,10 @@ class SparseTopKCategoricalAccuracy(Metric):
 
     def __init__(self, k: int = 5, name: str = "sparse_top_k_categorical_accuracy") -> None:
         super().__init__(sparse_top_k_categorical_accuracy, name)
-        self.k = _checked_k(k)
+        self.k = integer("k", k, 1)
 
     def __call__(self, y_true: Any, y_pred: Any) -> Tensor:
         return sparse_top_k_categorical_accuracy(y_true, y_pred, self.k)
 
     def get_config(self) -> dict[str, Any]:
         return {"k": self.k, "name": self.name}
-
-
-def _checked_k(k: Any) -> int:
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise UsageError(f"k is an integer above 0, not {k!r}")
-    return k

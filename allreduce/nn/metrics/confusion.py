@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from allreduce.devices.integers import integer
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import show
@@ -126,11 +127,8 @@ class AUC(Metric):
         super().__init__(None, name)
         if curve not in ("ROC", "PR"):
             raise UsageError(f'metric {name!r}: curve is "ROC" or "PR", not {curve!r}')
-        if not isinstance(num_thresholds, int) or num_thresholds < 2:
-            raise UsageError(
-                f"metric {name!r}: num_thresholds is an integer above 1, not {num_thresholds!r}"
-            )
-        self.num_thresholds, self.curve, self.from_logits = num_thresholds, curve, from_logits
+        self.num_thresholds = integer(f"metric {name!r}: num_thresholds", num_thresholds, 2)
+        self.curve, self.from_logits = curve, from_logits
         self._levels = np.linspace(0, 1, num_thresholds)
         self._levels[[0, -1]] = -1e-7, 1 + 1e-7  # all are above the first, and none above the last
 
@@ -236,9 +234,7 @@ class ConfusionMatrix(Metric):
 
     def __init__(self, num_classes: int, name: str = "confusion_matrix") -> None:
         super().__init__(None, name)
-        if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 2:
-            raise UsageError(f"num_classes is an integer above 1, not {num_classes!r}")
-        self.num_classes = num_classes
+        self.num_classes = integer("num_classes", num_classes, 2)
 
     def increment(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
         truth, prediction = as_tensor(y_true), as_tensor(y_pred)
