@@ -80,7 +80,7 @@ def fit(model: Trainable, x: Any, y: Any, options: FitOptions) -> History:
         print(describe_batch(batch_size, replicator.num_replicas_in_sync), flush=True)
     params = {"epochs": int(options.epochs), "steps": source.steps, "verbose": options.verbose}
     params["do_validation"] = tested is not None
-    history = History()
+    history = model.history = History()
     hooks = Hooks(model, callbacks, params)
     try:
         _train(model, source, tested, options, mode, hooks, history)

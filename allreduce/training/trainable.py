@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from allreduce.callbacks.history import History
 from allreduce.graph.replicate.replicator import Replicator
 from allreduce.graph.trace.variable import Variable
 from allreduce.training.arrays import Samples
@@ -18,10 +19,12 @@ class Trainable(Protocol):
     Attributes:
         epochs_done: How many epochs it has been trained for; what the next one's order depends on.
         stop_training: Whether `fit` is to end; callbacks set it.
+        history: The History of the latest `fit`.
     """
 
     epochs_done: int
     stop_training: bool
+    history: History | None
 
     @property
     def replicator(self) -> Replicator:

@@ -327,6 +327,16 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     assert any("sequential" in name and "matmul" in name for name in nodes)
 
 
+def test_the_model_keeps_the_history_of_its_latest_fit() -> None:
+    assert classifier().history is None
+    seen: list[Any] = []
+    model: Any = classifier()
+    spy = ar.callbacks.LambdaCallback(on_epoch_begin=lambda *_: seen.append(model.history.epoch[:]))
+    _, history = fitted(spy, model=model)
+    assert model.history is history
+    assert seen == [[], [0], [0, 1]]
+
+
 def test_history_draws_its_values() -> None:
     pytest.importorskip("matplotlib")
     _, history = fitted(epochs=4, validation_freq=2)
@@ -352,6 +362,11 @@ def test_history_draws_its_values() -> None:
         (lambda: fitted("csv"), "callbacks takes ar.callbacks.Callback objects, not 'csv'"),
         (lambda: ar.callbacks.EarlyStopping(mode="best"), '"auto", "min" or "max", not \'best\''),
         (lambda: ar.callbacks.ReduceLROnPlateau(factor=2), "a factor between 0 and 1"),
+        (
+            lambda: untyped.TensorBoard("logs", write_images=True),
+            "TensorBoard takes no write_images=: histogram_freq= writes",
+        ),
+        (lambda: untyped.TensorBoard(log_dirs="a"), "TensorBoard: .*did you mean 'log_dir'"),
         (lambda: ar.callbacks.LambdaCallback(on_epoch=print), "unknown method of a callback"),
         (lambda: ar.callbacks.ModelCheckpoint("a", save_freq="day"), "a number of batches: 'day'"),
     ],

@@ -21,6 +21,41 @@ ONE_HOT = np.eye(4)[LABELS]
 WANTED = -np.log(SHARES[np.arange(5), LABELS])
 
 
+untyped_losses: Any = losses
+untyped_metrics: Any = metrics
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: untyped_losses.SparseCategoricalCrossentropy(reduction="none"),
+            "SparseCategoricalCrossentropy takes no reduction=: it gives one value per sample",
+        ),
+        (lambda: untyped_losses.Huber(axis=0), "Huber takes no axis=: classes are on the last"),
+        (lambda: untyped_losses.Huber(delte=2.0), "unknown argument 'delte'.*did you mean 'delta'"),
+        (lambda: untyped_metrics.AUC(dtype="float32"), "AUC takes no dtype=: states are summed"),
+        (lambda: untyped_metrics.Precision(top_k=3), "Precision takes no top_k=: TopKCategorical"),
+        (lambda: untyped_metrics.Recall(class_id=1), "Recall takes no class_id=: pass a function"),
+        (lambda: untyped_metrics.AUC(num_treshholds=3), "did you mean 'num_thresholds'"),
+        (lambda: metrics.AUC(num_thresholds=1), "'auc': num_thresholds is an integer from 2, not"),
+        (lambda: metrics.ConfusionMatrix(True), "num_classes is an integer from 2, not True"),
+        (lambda: metrics.TopKCategoricalAccuracy(0), "k is an integer from 1, not 0"),
+    ],
+)
+def test_arguments_that_do_not_exist_here_are_explained(make: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+def test_a_reduction_is_never_taken_as_a_name() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        untyped_losses.MeanSquaredError("sum")
+    assert losses.MeanSquaredError(name="squares").name == "squares"
+    assert losses.Huber(2.0).options == {"delta": 2.0}
+    assert metrics.TopKCategoricalAccuracy(np.int64(3)).k == 3  # type: ignore[arg-type]
+
+
 def test_metrics_are_objects_with_names_too(tmp_path: Path) -> None:
     model = nn.Sequential([nn.Input((4,)), nn.Activation("softmax")])
     own = [metrics.SparseCategoricalAccuracy("hits"), metrics.Metric(losses.mse, "error")]

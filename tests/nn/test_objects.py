@@ -114,7 +114,7 @@ def test_losses_of_ones_own_class_are_made_as_they_were(tmp_path: Path) -> None:
     custom = {"Weighted": Weighted, "Share": Share}
     sparse = _compiled(Weighted(3.0, from_logits=True), [Share(0.5, name="share")])
     _again(sparse, tmp_path / "sparse", custom)
-    squares = nn.losses.MeanSquaredError("squares")
+    squares = nn.losses.MeanSquaredError(name="squares")
     assert type(squares)(**squares.get_config()).name == "squares"
     with pytest.raises(
         UsageError, match=r"Silent cannot be saved: .* takes 'power', which get_con"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from allreduce.errors import UsageError, unknown_name
 from allreduce.graph.trace.calls import NAMED
@@ -43,6 +43,24 @@ _OF_LAYERS: Mapping[str, str] = {
     "kernel_constraint": "clip the variable between steps, in a callback",
     "kernel_regularizer": _PENALTY,
 }
+OF_LOSSES: Mapping[str, str] = {
+    "reduction": "it gives one value per sample, and fit and minimize average over all samples; "
+    "call its function in a step of your own for another reduction",
+    "axis": "classes are on the last axis",
+    "dtype": "it computes in the dtype of the predictions",
+}
+_COLUMN = "pass a function, or a Metric of your own, that takes this column of y_true and y_pred"
+OF_METRICS: Mapping[str, str] = {
+    "dtype": "states are summed in float64",
+    "axis": "classes are on the last axis",
+    "class_id": _COLUMN,
+    "multi_label": f"it counts all columns together; {_COLUMN}",
+    "num_labels": f"it counts all columns together; {_COLUMN}",
+    "label_weights": f"it counts all columns together; {_COLUMN}",
+    "num_classes": "it is the number of columns of y_pred",
+    "summation_method": "it interpolates, as Keras does by default",
+    "top_k": "TopKCategoricalAccuracy(k=…) counts the k likeliest classes",
+}
 
 
 def refuse_of_layer(kind: type, named: Mapping[str, Any]) -> None:
@@ -51,14 +69,33 @@ def refuse_of_layer(kind: type, named: Mapping[str, Any]) -> None:
     Raises:
         UsageError: It is one of Keras's, or no layer has it.
     """
+    _refuse_of_class(kind, named, _OF_LAYERS)
+
+
+class Refusing:
+    """A base class that checks keywords before the constructor, as `refuse_of_layer` does.
+
+    It is a class of its own so that `inspect.signature` finds the subclass's `__init__`.
+    """
+
+    _elsewhere: ClassVar[Mapping[str, str]] = {}
+
+    def __new__(cls, *_: Any, **named: Any) -> Any:
+        _refuse_of_class(cls, named, cls._elsewhere)
+        return super().__new__(cls)
+
+
+def _refuse_of_class(kind: type, named: Mapping[str, Any], elsewhere: Mapping[str, str]) -> None:
     if not named or not kind.__module__.startswith("allreduce.nn."):
         return
     known = inspect.signature(kind).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in known.values()):
+        return
     for name in named:
         if name in known:
             continue
-        if name in _OF_LAYERS:
-            raise UsageError(f"{kind.__name__} takes no {name}=: {_OF_LAYERS[name]}")
+        if name in elsewhere:
+            raise UsageError(f"{kind.__name__} takes no {name}=: {elsewhere[name]}")
         raise unknown_name("argument", name, known, kind.__name__)
 
 

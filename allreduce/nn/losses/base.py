@@ -14,11 +14,12 @@ from allreduce.graph.core.spec import show
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.dispatch import as_tensor
+from allreduce.nn.core import keras_names
 
 EPSILON = 1e-7  # Keras's; probabilities are clipped to [1e-7, 1 - 1e-7]
 
 
-class Loss:
+class Loss(keras_names.Refusing):
     """A loss function with its options, usable wherever the function is.
 
     Args:
@@ -29,6 +30,8 @@ class Loss:
     Raises:
         UsageError: The function takes no such option, or a switch is neither True nor False.
     """
+
+    _elsewhere = keras_names.OF_LOSSES
 
     def __init__(
         self, function: Callable[..., Tensor], name: str | None = None, **options: Any

@@ -35,9 +35,7 @@ def categorical_crossentropy(
         ShapeError: The shapes differ.
     """
     truth, prediction = same_shape("categorical_crossentropy", y_true, y_pred)
-    smoothing = check_fraction("categorical_crossentropy", label_smoothing)
-    if smoothing:
-        truth = truth * (1 - smoothing) + smoothing / _classes(prediction)
+    truth = _spread("categorical_crossentropy", truth, label_smoothing)
     logits = prediction if from_logits else ops.logits_of(prediction)
     if logits is not None:
         return ops.softmax_cross_entropy(truth, logits)
@@ -98,9 +96,7 @@ def categorical_focal_crossentropy(
     """
     name = "categorical_focal_crossentropy"
     truth, prediction = same_shape(name, y_true, y_pred)
-    smoothing = check_fraction(name, label_smoothing)
-    if smoothing:
-        truth = truth * (1 - smoothing) + smoothing / _classes(prediction)
+    truth = _spread(name, truth, label_smoothing)
     logs = ops.log_softmax(prediction) if from_logits else _logs(prediction)
     factor = alpha * ops.power(1 - ops.exp(logs), gamma)
     return ops.negative(ops.sum(factor * truth * logs, axis=-1))
@@ -180,6 +176,12 @@ def _binary(truth: Tensor, prediction: Tensor, from_logits: bool) -> Tensor:
     return ops.negative(truth * ops.log(share) + (1 - truth) * ops.log(1 - share))
 
 
+def _spread(name: str, truth: Tensor, label_smoothing: float) -> Tensor:
+    """Spread a share of each row evenly over all classes."""
+    smoothing = check_fraction(name, label_smoothing)
+    return truth * (1 - smoothing) + smoothing / _classes(truth) if smoothing else truth
+
+
 def _smoothed(truth: Tensor, smoothing: float) -> Tensor:
     return truth * (1 - smoothing) + 0.5 * smoothing if smoothing else truth
 
@@ -230,6 +232,7 @@ class CategoricalCrossentropy(Loss):
         self,
         from_logits: bool = False,
         label_smoothing: float = 0.0,
+        *,
         name: str = "categorical_crossentropy",
     ) -> None:
         options = {"from_logits": from_logits, "label_smoothing": label_smoothing}
@@ -243,6 +246,7 @@ class SparseCategoricalCrossentropy(Loss):
         self,
         from_logits: bool = False,
         ignore_class: int | None = None,
+        *,
         name: str = "sparse_categorical_crossentropy",
     ) -> None:
         options = {"from_logits": from_logits, "ignore_class": ignore_class}
@@ -258,6 +262,7 @@ class CategoricalFocalCrossentropy(Loss):
         gamma: float = 2.0,
         from_logits: bool = False,
         label_smoothing: float = 0.0,
+        *,
         name: str = "categorical_focal_crossentropy",
     ) -> None:
         super().__init__(
@@ -277,6 +282,7 @@ class BinaryCrossentropy(Loss):
         self,
         from_logits: bool = False,
         label_smoothing: float = 0.0,
+        *,
         name: str = "binary_crossentropy",
     ) -> None:
         options = {"from_logits": from_logits, "label_smoothing": label_smoothing}
@@ -293,6 +299,7 @@ class BinaryFocalCrossentropy(Loss):
         gamma: float = 2.0,
         from_logits: bool = False,
         label_smoothing: float = 0.0,
+        *,
         name: str = "binary_focal_crossentropy",
     ) -> None:
         super().__init__(
@@ -309,5 +316,5 @@ class BinaryFocalCrossentropy(Loss):
 class KLDivergence(Loss):
     """`kl_divergence` as an object."""
 
-    def __init__(self, name: str = "kl_divergence") -> None:
+    def __init__(self, *, name: str = "kl_divergence") -> None:
         super().__init__(kl_divergence, name)

@@ -88,33 +88,33 @@ def _unit(vectors: Tensor) -> Tensor:
 class MeanSquaredError(Loss):
     """`mean_squared_error` as an object."""
 
-    def __init__(self, name: str = "mean_squared_error") -> None:
+    def __init__(self, *, name: str = "mean_squared_error") -> None:
         super().__init__(mean_squared_error, name)
 
 
 class MeanAbsoluteError(Loss):
     """`mean_absolute_error` as an object."""
 
-    def __init__(self, name: str = "mean_absolute_error") -> None:
+    def __init__(self, *, name: str = "mean_absolute_error") -> None:
         super().__init__(mean_absolute_error, name)
 
 
 class Huber(Loss):
     """`huber` as an object that knows its delta."""
 
-    def __init__(self, delta: float = 1.0, name: str = "huber_loss") -> None:
+    def __init__(self, delta: float = 1.0, *, name: str = "huber_loss") -> None:
         super().__init__(huber, name, delta=delta)
 
 
 class Hinge(Loss):
     """`hinge` as an object."""
 
-    def __init__(self, name: str = "hinge") -> None:
+    def __init__(self, *, name: str = "hinge") -> None:
         super().__init__(hinge, name)
 
 
 class CosineSimilarity(Loss):
     """`cosine_similarity` as an object."""
 
-    def __init__(self, name: str = "cosine_similarity") -> None:
+    def __init__(self, *, name: str = "cosine_similarity") -> None:
         super().__init__(cosine_similarity, name)

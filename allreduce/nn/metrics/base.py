@@ -19,11 +19,12 @@ from allreduce.graph.core.tensor import Tensor, TracedTensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.graph.trace.trace import line_of
+from allreduce.nn.core import keras_names
 
 Measure = Callable[..., Tensor]
 
 
-class Metric:
+class Metric(keras_names.Refusing):
     """A value of all samples seen: by default the mean of a function's values per sample.
 
     A subclass with another state overrides `increment` and `value`.
@@ -42,6 +43,8 @@ class Metric:
     """
 
     direction: ClassVar[Literal["max", "min"] | None] = None
+
+    _elsewhere = keras_names.OF_METRICS
 
     def __init__(self, function: Measure | None = None, name: str | None = None) -> None:
         has_own = type(self).increment is not Metric.increment

@@ -54,6 +54,7 @@ class Model(Built):
         super().__init__(name=unique, dtype=dtype, trainable=trainable)
         self.epochs_done = 0
         self.stop_training = False
+        self.history: History | None = None  # of the latest fit
         self._compiled: Steps | None = None
         self._run_eagerly = False
         # The kinds of samples and targets for which a step was sketched, with the tables that look
