@@ -1,12 +1,11 @@
-"""Warn about functions that are traced repeatedly, naming the argument that causes it."""
+"""Warn about functions that are traced again and again, and say what changed."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections import Counter, deque
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from allreduce import events
@@ -19,56 +18,21 @@ from allreduce.graph.trace.signature import Arguments
 _CALLS, _TRACES = 6, 5
 
 
-# The differences of two calls' `Arguments.around`, in its order.
-_AROUND = (
-    "it is called in another ar.device scope than before",
-    "ar.config.passes were switched",
-    "ar.config.enable_check_numerics was switched",
-    "ar.config.enable_sync_errors was switched",
-    "the number of inter-op threads was changed",
-    "ar.set_seed was called with another number",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _Leaf:
-    """An argument of a traced call, without its value, which would stay alive.
-
-    Attributes:
-        key: Its part of the signature.
-        is_array: Whether it is an array, or one per replica.
-    """
-
-    path: tuple[Any, ...]
-    key: Hashable
-    shown: str
-    is_array: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A call that was traced."""
-
-    outline: Hashable
-    leaves: tuple[_Leaf, ...]
-    around: tuple[Hashable, ...]
-
-
 class Retracing:
-    """Records the traced calls of one function; warns once."""
+    """Counts the traces of one function; warns once."""
 
     def __init__(self) -> None:
         self._traced: deque[bool] = deque(maxlen=_CALLS)
-        self._last: _Call | None = None
+        self._signature: dict[str, str] = {}
         self._warned = False
 
     def note(self, fn: Callable[..., Any], arguments: Arguments, traced: bool) -> None:
-        """Record a traced call."""
+        """Record a call."""
         self._traced.append(traced)
         if self._warned or not traced:
             return
-        last, self._last = self._last, _describe(arguments)
-        if last is None or sum(self._traced) < _TRACES:
+        before, self._signature = self._signature, _signature(arguments)
+        if sum(self._traced) < _TRACES:
             return
         self._warned = True
         events.logger.warning(
@@ -76,9 +40,8 @@ class Retracing:
             getattr(fn, "__qualname__", repr(fn)),
             sum(self._traced),
             len(self._traced),
-            _difference(fn, last, self._last),
+            _difference(before, self._signature),
         )
-        self._last = None
 
 
 class Discarded:
@@ -122,13 +85,15 @@ def code_of(fn: Callable[..., Any]) -> object:
             return None if ours or inspect.ismethod(fn) else getattr(fn, "__code__", None)
 
 
-def _describe(arguments: Arguments) -> _Call:
+def _signature(arguments: Arguments) -> dict[str, str]:
+    """Describe each argument, as in `{"args[0]": "float32(3,)"}`, without keeping its value."""
     paths, leaves = pytree.paths(arguments.structure), pytree.leaves(arguments.structure)
-    described = tuple(
-        _Leaf(path, key, _shown(leaf), isinstance(leaf, PerReplica) or hasattr(leaf, "shape"))
-        for path, key, leaf in zip(paths, arguments.keys, leaves, strict=True)
-    )
-    return _Call(pytree.outline(arguments.structure, ordered=True), described, arguments.around)
+    return {_name(path): _shown(leaf) for path, leaf in zip(paths, leaves, strict=True)}
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    steps = (f".{each[1]}" if isinstance(each, tuple) else f"[{each!r}]" for each in path[1:])
+    return ("args", "kwargs")[path[0]] + "".join(steps)
 
 
 def _shown(leaf: Any) -> str:
@@ -138,40 +103,13 @@ def _shown(leaf: Any) -> str:
     return f"{array.dtype}{show(array.shape)}"
 
 
-def _difference(fn: Callable[..., Any], one: _Call, other: _Call) -> str:
-    """Describe the difference between two calls."""
-    if one.outline != other.outline:
-        return "its arguments are nested in another way than before; keep their structure"
-    for before, now in zip(one.leaves, other.leaves, strict=True):
-        if before.key == now.key:
-            continue
-        was = f"argument {_name(fn, before.path)!r} was {before.shown} and then {now.shown}"
-        if before.is_array:
+def _difference(before: dict[str, str], now: dict[str, str]) -> str:
+    for name in {**before, **now}:
+        was, is_now = before.get(name, "missing"), now.get(name, "missing")
+        if was != is_now:
             return (
-                f"{was}; give it one shape and dtype, or pass it as a share of a batch "
-                "(strategy.distribute_dataset)"
+                f"its signature changes: {name} was {was} and is now {is_now}; pass arrays of one "
+                "shape and dtype, or shares of a batch (strategy.distribute_dataset), and numbers "
+                "that change as np.float32(...)"
             )
-        return (
-            f"{was}, and Python values are part of a trace; pass it as an array, such as "
-            "np.float32(...)"
-        )
-    for old, new, what in zip(one.around, other.around, _AROUND, strict=True):
-        if old != new:
-            return what
-    return "it runs on one replica and on all in turn, or replicas had to start anew after an error"
-
-
-def _name(fn: Callable[..., Any], path: tuple[Any, ...]) -> str:
-    """Name a leaf of `(args, kwargs)` as the function's author does: `batch['x']`."""
-    kind, first, *rest = path
-    text = "".join(f".{each[1]}" if isinstance(each, tuple) else f"[{each!r}]" for each in rest)
-    if kind == 1:
-        return f"{first}{text}"
-    try:
-        parameters = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):  # some builtins have none
-        return f"{first}{text}"
-    usual = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if first < len(usual):
-        return f"{usual[first]}{text}"
-    return f"arguments[{first}]{text}"
+    return "its arguments stay, but its device scope, a setting of ar.config or the seed changes"
