@@ -23,7 +23,7 @@ class Options:
     soft_device_placement: bool = False  # fall back where a device is missing, with a warning
     log_device_placement: bool = False  # log each op's device and why
     check_numerics: bool = False  # look for NaN and Inf in every operation's value
-    sync_errors: bool = False  # let each instruction end, and look around it, before the next
+    sync_errors: bool = False  # let each instruction end before the next
     buckets: int | tuple[str, ...] | None = None  # bytes, or first names; None: 4 MiB
     shard_everywhere: bool = False  # sharded updates also without shared memory
     strict_collectives: bool = False  # compare calls of GPUs' arrays before they start
@@ -67,8 +67,7 @@ def enable_check_numerics(enabled: bool = True) -> None:
 def enable_sync_errors(enabled: bool = True) -> None:
     """Choose whether each instruction of a step completes, and raises its errors, before the next.
 
-    Collectives complete, too. NumPy cannot write to the inputs of kernels. Writes of kernels next
-    to their output, and of users' kernels to inputs, are detected. Applies to steps traced
+    Collectives complete, too, so that an error names its operator. Applies to steps traced
     afterwards. It costs memory and time: values do not share memory, and nothing overlaps.
     """
     _replace(sync_errors=_flag("sync_errors", enabled))

@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from allreduce import devices, events
-from allreduce.errors import NumericsError
+from allreduce.devices import options
+from allreduce.errors import NumericsError, UsageError
+from allreduce.graph.core.op_table import Attrs, Op, located
+
+
+def run_now(
+    op: Op,
+    inputs: Sequence[np.ndarray],
+    attrs: Attrs,
+    output: tuple[tuple[int, ...], np.dtype[Any]],
+    where: Callable[[], tuple[str, str, str]],
+) -> np.ndarray:
+    """Run an operator's CPU kernel outside of a program, and check its value if that is on.
+
+    Args:
+        output: The shape and dtype of the value.
+        where: Returns the user's line, the part of the model, and the replica and step.
+
+    Raises:
+        UsageError: The kernel refuses its inputs.
+        NumericsError: The value is not finite.
+    """
+    assert op.cpu is not None, op.name
+    out = np.empty(*output)
+    with np.errstate(all="ignore"):  # infinities and NaN are results here, not warnings
+        try:
+            op.cpu(out, inputs, attrs)
+        except UsageError as error:
+            line, part, _ = where()
+            raise located(error, op.name, line, part) from None
+    if options.current().check_numerics:
+        line, _, when = where()
+        check(op.name, line, out, inputs, when)
+    return out
 
 
 def check(op: str, source: str, out: np.ndarray, inputs: Sequence[np.ndarray], when: str) -> None:

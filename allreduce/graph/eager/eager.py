@@ -21,7 +21,7 @@ from allreduce.graph.core.node import Graph, Node
 from allreduce.graph.core.op_table import lookup
 from allreduce.graph.core.spec import Spec, concrete
 from allreduce.graph.core.tensor import EagerTensor, TracedTensor
-from allreduce.graph.debug.memory_guards import run_now
+from allreduce.graph.debug.numerics import run_now
 from allreduce.graph.eager import eager_collectives
 from allreduce.graph.eager.lockstep import Meet, Meeting, run_in_lockstep
 from allreduce.graph.execute.memory import describe_value

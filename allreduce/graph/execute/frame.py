@@ -91,14 +91,11 @@ class Frame:
         self.bind_constants()
         self._bring_constants()
         # Gradients that are computed where they are reduced.
-        stored = {} if self.syncs else facts.stored
-        self.in_place = {value: self.gradient(node) for value, node in stored.items()}
-        # Guard bytes surround only values in the frame's own memory.
-        zero_copy = returns and not self.syncs
-        self.outputs = Outputs(self.program, self.in_place, self.shape, self.device, zero_copy)
+        self.in_place = {value: self.gradient(node) for value, node in facts.stored.items()}
+        self.outputs = Outputs(self.program, self.in_place, self.shape, self.device, returns)
         planned = replace(self.program, blocks=None) if concurrent else self.program
         elsewhere = {*self.in_place, *self.outputs.output_nodes}
-        self.memory = Memory(planned, elsewhere, self.shape, self.device, self.syncs)
+        self.memory = Memory(planned, elsewhere, self.shape, self.device)
 
     @property
     def nbytes(self) -> int:

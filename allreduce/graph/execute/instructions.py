@@ -16,7 +16,6 @@ from allreduce.devices.registry import runtime
 from allreduce.errors import UnsupportedError, UsageError
 from allreduce.graph.core.node import Node, blame
 from allreduce.graph.core.op_table import located, lookup
-from allreduce.graph.debug.memory_guards import beside, watched_inputs
 from allreduce.graph.execute.frame import Frame, Step
 from allreduce.graph.execute.gradient_norm import all_reduce_norm, gradient_norm
 from allreduce.graph.execute.instrument import watched
@@ -60,13 +59,11 @@ def _guarded(guard: threading.Lock, step: Step) -> Step:
 
 
 def _synchronized(frame: Frame, node: Node, step: Step) -> Step:
-    """Return `step` so that it waits for its result and checks the guard bytes around it."""
+    """Return `step` so that it waits for its collective."""
 
     def run_and_end() -> None:
         step()
         end(frame, node.id)
-        if not frame.memory.intact(node):
-            raise beside(node.op, node.source, f"{node.spec.dtype} {frame.shape(node)}")
 
     return run_and_end
 
@@ -85,8 +82,6 @@ def _compute(frame: Frame, node: Node) -> Step:
     if target not in frame.outputs.output_nodes:  # these have a new array in each step
         in_place = target in frame.in_place
         values[target] = frame.in_place[target] if in_place else frame.buffer(node)
-    if frame.syncs and node.device.on_host:
-        kernel = watched_inputs(op, kernel)
     kernel = frame.queues.on(node, kernel)
 
     def run() -> None:

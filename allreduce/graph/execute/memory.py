@@ -15,7 +15,6 @@ from allreduce.devices import Device, DeviceName
 from allreduce.devices.base import ALIGNMENT, Buffer
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.spec import show
-from allreduce.graph.debug.memory_guards import GUARD, MemoryGuards
 from allreduce.graph.schedule.program import Block, Program
 
 Life = tuple[int, int]
@@ -27,7 +26,6 @@ class Memory:
     Args:
         program: The program; without planned blocks, each value has its own memory.
         elsewhere: Nodes whose values have memory elsewhere.
-        guarded: Whether each value has guard bytes before and behind it, for `intact`.
 
     Attributes:
         nbytes: Bytes of all pools.
@@ -41,9 +39,7 @@ class Memory:
         elsewhere: Collection[int],
         shape: Callable[[Node], tuple[int, ...]],
         device: Callable[[DeviceName], Device],
-        guarded: bool = False,
     ) -> None:
-        self._guards: dict[int, MemoryGuards] | None = {} if guarded else None
         self._shape = shape
         self._device = device
         self._places: dict[int, tuple[Buffer, int]] = {}
@@ -79,20 +75,11 @@ class Memory:
             pool, offset = self._places[node.id]
         else:
             assert node.device is not None, node
-            device = self._device(node.device)
-            is_guarded = self._guards is not None and device.reads_host
-            size, offset = _bytes(node, shape), GUARD if is_guarded else 0
-            pool = device.allocate(size + 2 * offset, [(size, describe_value(node, shape))])
-            self.apart += size + 2 * offset
-            if self._guards is not None and is_guarded:
-                self._guards[node.id] = MemoryGuards(pool.array(np.uint8, (size + 2 * GUARD,)))
+            size, offset = _bytes(node, shape), 0
+            pool = self._device(node.device).allocate(size, [(size, describe_value(node, shape))])
+            self.apart += size
         array: np.ndarray = pool.array(node.spec.dtype, shape, offset)
         return array
-
-    def intact(self, node: Node) -> bool:
-        """Return whether the guard bytes of a value are unchanged; True without guards."""
-        guards = (self._guards or {}).get(node.id)
-        return guards is None or guards.intact
 
 
 def pack(sizes: Sequence[int], lives: Sequence[Life]) -> tuple[list[int], int]:

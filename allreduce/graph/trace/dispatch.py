@@ -17,7 +17,7 @@ from allreduce.graph.core.op_table import Attrs, Op, lookup
 from allreduce.graph.core.scope import choose, current_part, surroundings, users_line
 from allreduce.graph.core.spec import Dim, Spec, concrete
 from allreduce.graph.core.tensor import ConcreteTensor, EagerTensor, Tensor, TracedTensor
-from allreduce.graph.debug.memory_guards import run_now
+from allreduce.graph.debug.numerics import run_now
 from allreduce.graph.placement.placement import Placed, report, requested
 from allreduce.graph.trace.trace import HOST, current_trace
 
