@@ -263,16 +263,12 @@ def _collective(frame: Frame, node: Node) -> str:
 
 
 def _pipelining(bound: BoundProgram) -> Iterator[str]:
-    """Describe the duration of steps, and the gain of pipelining if some ran without it."""
-    for how, name in ((True, "with"), (False, "without")):
-        if seconds := bound.recent.seconds(how):
+    """Describe the duration of steps with pipelining, and without it if some ran so."""
+    for how, seconds in bound.recent.items():
+        if seconds:
             middle = _ms(statistics.median(seconds))
+            name = "with" if how else "without"
             yield f"steps {name} pipelining: {middle}, the median of {len(seconds)}"
-    if shares := bound.recent.shares():
-        yield (
-            f"pipelining gave {1 - statistics.median(shares):.0%} of a step's time, the median of "
-            f"{counted(len(shares), 'pair')} of neighbours, beside what hides the input"
-        )
 
 
 def _ms(seconds: float) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
 from allreduce import events
-from allreduce.devices import COLLECTIVE
+from allreduce.devices import COLLECTIVE, options
 from allreduce.graph.consistency.rank_check import Facts
 from allreduce.graph.core.host_future import Output
 from allreduce.graph.core.inter_op_pool import InterOpPool
@@ -19,7 +20,7 @@ from allreduce.graph.execute.loop import Loop
 from allreduce.graph.execute.micro_batches import last_only
 from allreduce.graph.execute.native_replay import NativeReplay, is_replayable
 from allreduce.graph.execute.reports import end, reported, timed
-from allreduce.graph.execute.timing import RecentSteps, StepTiming
+from allreduce.graph.execute.timing import StepTiming
 from allreduce.graph.partition.rendezvous import Rendezvous
 from allreduce.graph.schedule.program import Instruction
 from allreduce.graph.schedule.program_facts import ProgramFacts
@@ -28,6 +29,7 @@ from allreduce.reduction import Arena
 
 # How often a program is bound to new arrays for native replay, as when a batch is strided at times.
 _MOST_REPLAYS = 4
+_MOST_TIMINGS = 64  # of the latest steps, for their median
 # Python and native objects of one instruction, without values: 650 to 860 were measured.
 _INSTRUCTION_BYTES = 1024
 
@@ -42,7 +44,7 @@ class BoundProgram:
     Attributes:
         timing: The timing of the latest successful step.
         communicated: The timing of the latest one with collectives.
-        recent: The durations of the latest steps.
+        recent: The durations of the latest steps, by whether they used pipelining.
         nbytes: Approximate size in bytes; an output that the caller keeps counts once.
     """
 
@@ -66,7 +68,7 @@ class BoundProgram:
         self.program = facts.program
         self.timing: StepTiming | None = None
         self.communicated: StepTiming | None = None
-        self.recent = RecentSteps()
+        self.recent = {how: deque[float](maxlen=_MOST_TIMINGS) for how in (True, False)}
         self._bind_scans()
         self._parts = [self._part(each) for each in self.program.instructions]
         self._bind = partial(self._at_once, threads) if threads > 1 else self._in_order
@@ -166,7 +168,8 @@ class BoundProgram:
             end(frame, started)
         if frame.queues.any:
             frame.queues.end()
-        self.timing = self.recent.note(StepTiming(began, time.perf_counter(), frame.clocks))
+        self.timing = StepTiming(began, time.perf_counter(), frame.clocks)
+        self.recent[options.current().pipelining].append(self.timing.seconds)
         if frame.clocks:
             self.communicated = self.timing
         outputs = frame.outputs.of(frame.values)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-from allreduce.devices import options
 
 
 @dataclass(slots=True)
@@ -41,6 +37,11 @@ class StepTiming:
     ended: float
     clocks: Mapping[int, Clock]
 
+    @property
+    def seconds(self) -> float:
+        """The step's duration."""
+        return self.ended - self.began
+
 
 @dataclass(frozen=True, slots=True)
 class BatchTiming:
@@ -51,29 +52,3 @@ class BatchTiming:
 
     made: float
     waited: float
-
-
-class RecentSteps:
-    """The durations of the latest steps, in seconds, and whether each used pipelining."""
-
-    _KEPT = 64
-
-    def __init__(self) -> None:
-        self._steps = deque[tuple[bool, float]](maxlen=self._KEPT)
-
-    def note(self, timing: StepTiming) -> StepTiming:
-        """Record one step's duration; returns its timing."""
-        self._steps.append((options.current().pipelining, timing.ended - timing.began))
-        return timing
-
-    def seconds(self, how: bool) -> list[float]:
-        """Return the durations with pipelining (`how=True`) or without."""
-        return [seconds for each, seconds in self._steps if each is how]
-
-    def shares(self) -> list[float]:
-        """Return the ratios of neighbouring steps, one with and one without pipelining."""
-        return [
-            one / other if how else other / one
-            for (how, one), (next_how, other) in itertools.pairwise(self._steps)
-            if how is not next_how
-        ]

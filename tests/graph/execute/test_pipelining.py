@@ -78,4 +78,3 @@ def test_nothing_is_under_way_beside_another_instruction(
     for how in ("with", "without"):
         assert f"steps {how} pipelining: " in said
     assert said.count("the median of 2") == 2
-    assert "of a step's time, the median of 1 pair of neighbours, " in said
