@@ -89,7 +89,7 @@ def set_logical_devices(kind: str, count: int, memory_limit: int | None = None) 
 
 
 def get_memory_info(device: str) -> dict[str, int]:
-    """Say how many bytes steps use on a logical device: "current", and "peak" so far."""
+    """Return how many bytes steps use on a logical device: "current", and "peak" so far."""
     memory = devices.lookup(device).memory
     return {"current": memory.used, "peak": memory.peak}
 
@@ -100,37 +100,37 @@ def get_strict_collectives() -> bool:
 
 
 def get_soft_device_placement() -> bool:
-    """Say whether an op whose device is missing falls back instead of failing."""
+    """Return whether an op whose device is missing falls back instead of failing."""
     return options.current().soft_device_placement
 
 
 def get_log_device_placement() -> bool:
-    """Say whether each op's device is logged, with the reason."""
+    """Return whether each op's device is logged, with the reason."""
     return options.current().log_device_placement
 
 
 def get_buckets() -> int | tuple[str, ...] | None:
-    """Set how gradients are cut into buckets: by bytes, at names, or None for 4 MiB."""
+    """Return how gradients are cut into buckets: by bytes, at names, or None for 4 MiB."""
     return options.current().buckets
 
 
 def get_shard_everywhere() -> bool:
-    """Say whether large buckets are updated in slices over any transport."""
+    """Return whether large buckets are updated in slices over any transport."""
     return options.current().shard_everywhere
 
 
 def get_pipelining() -> bool:
-    """Set whether a step's streams and the preparation of batches may overlap."""
+    """Return whether a step's streams and the preparation of batches may overlap."""
     return options.current().pipelining
 
 
 def get_mixed_precision() -> str | None:
-    """Say what operands of products, and gradients that ranks exchange, are rounded to."""
+    """Return what operands of products, and gradients that ranks exchange, are rounded to."""
     return options.current().mixed_precision
 
 
 def functions_run_eagerly() -> bool:
-    """Say whether steps run op by op."""
+    """Return whether steps run op by op."""
     return options.current().functions_run_eagerly
 
 

@@ -23,12 +23,6 @@ class Part:
     feeds: tuple[int, ...]
     fetches: tuple[int, ...]
 
-    @property
-    def destinations(self) -> set[DeviceName]:
-        """The tasks that it sends values to."""
-        sent = [node.attrs["destination"] for node in self.graph.nodes if node.op == "send"]
-        return {task_of_device(DeviceName.parse(each)) for each in sent}
-
 
 def split(graph: Graph) -> dict[DeviceName, Part]:
     """Split a placed graph by task, and insert the transfers between its parts.
