@@ -1,11 +1,11 @@
-#include "bindings/exit.h"
-
 #include <nanobind/stl/string.h>
 #include <unistd.h>
 
 #include <cstdint>
 #include <cstdlib>
 #include <string>
+
+#include "bindings/bindings.h"
 
 namespace nb = nanobind;
 

@@ -3,14 +3,10 @@
 #include <nanobind/nanobind.h>
 
 #define ALLREDUCE_IMPORTS_NUMPY
-#include "bindings/comm/comm.h"
-#include "bindings/exit.h"
+#include "bindings/bindings.h"
 #include "bindings/graph/chain.h"
-#include "bindings/graph/images.h"
-#include "bindings/graph/replay.h"
 #include "bindings/graph/tensor.h"
 #include "bindings/numpy_api.h"
-#include "bindings/tcp/tcp.h"
 #include "core/signals.h"
 #include "cpu/nn/image_kernels.h"
 

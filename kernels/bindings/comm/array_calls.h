@@ -5,9 +5,10 @@
 
 #include <memory>
 
+#include "bindings/bindings.h"
 #include "bindings/comm/buffer_view.h"
-#include "bindings/comm/comm.h"
 #include "shm/progress/engine.h"
+#include "shm/progress/protocol.h"
 
 namespace allreduce {
 

@@ -1,6 +1,4 @@
 // The shared transport for Python: groups, and the facts that errors need.
-#include "bindings/comm/comm.h"
-
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -9,7 +7,7 @@
 
 #include <cstring>
 
-#include "bindings/text.h"
+#include "bindings/bindings.h"
 #include "shm/memory/remote.h"
 #include "shm/progress/engine.h"
 

@@ -5,9 +5,10 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
-#include "bindings/comm/comm.h"
+#include "bindings/bindings.h"
 #include "core/segments.h"
 #include "core/slices.h"
+#include "shm/progress/protocol.h"
 
 namespace nb = nanobind;
 

@@ -5,7 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "bindings/comm/comm.h"
+#include "bindings/bindings.h"
 #include "bindings/graph/tensor.h"
 #include "cpu/nn/optimizer_steps.h"
 

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "bindings/bindings.h"
 #include "bindings/graph/tensor.h"
 #include "bindings/numpy_api.h"
 #include "cpu/elementwise/chain.h"

@@ -11,8 +11,6 @@
 
 namespace allreduce {
 
-void bind_chain(nanobind::module_& m);
-
 // The type of a NumPy dtype's number, if chains have it.
 std::optional<Scalar> scalar_of(int number);
 

@@ -1,7 +1,5 @@
 // Python's view of the kernels of images. Arrays are C-contiguous and of one dtype, float32 or
 // float64, and channels-last; the first is written to. Sizes that do not fit are refused.
-#include "bindings/graph/images.h"
-
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
 
@@ -9,6 +7,7 @@
 #include <memory>
 #include <new>
 
+#include "bindings/bindings.h"
 #include "bindings/graph/tensor.h"
 #include "cpu/nn/image_kernels.h"
 

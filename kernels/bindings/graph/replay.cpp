@@ -1,6 +1,4 @@
 // Python's view of replays, and the tasks that copy and compute element by element.
-#include "bindings/graph/replay.h"
-
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -9,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/bindings.h"
 #include "bindings/graph/chain.h"
 #include "bindings/graph/python_replay.h"
 #include "bindings/graph/rows.h"

@@ -9,6 +9,7 @@
 
 #include <optional>
 
+#include "bindings/bindings.h"
 #include "bindings/graph/rows.h"
 #include "cpu/nn/optimizer_steps.h"
 

@@ -16,6 +16,4 @@ inline auto operator""_array(const char* name, std::size_t) {
   return nanobind::arg(name).noconvert();
 }
 
-void bind_tensor(nanobind::module_& m);
-
 }  // namespace allreduce

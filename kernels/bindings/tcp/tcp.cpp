@@ -1,7 +1,5 @@
 // The tcp transport for Python: members with their connected sockets, and calls on memory that
 // Python keeps alive until they are settled.
-#include "bindings/tcp/tcp.h"
-
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -12,7 +10,7 @@
 #include <cerrno>
 #include <system_error>
 
-#include "bindings/text.h"
+#include "bindings/bindings.h"
 #include "tcp/io/engine.h"
 
 namespace nb = nanobind;

@@ -1,10 +1,10 @@
 // Calls of the tcp transport as Python describes them, and their plans.
 #include <nanobind/stl/vector.h>
 
-#include "bindings/comm/comm.h"
-#include "bindings/tcp/tcp.h"
+#include "bindings/bindings.h"
 #include "core/segments.h"
 #include "tcp/calls/plan.h"
+#include "tcp/io/protocol.h"
 
 namespace nb = nanobind;
 
