@@ -52,11 +52,10 @@ class Group:
 _Spec = tuple[object, ...]
 
 # What a member does in a call of the shared transport: path, bytes of a chunk, whether chunks are
-# stored past the caches, chunks, bytes of staging memory at most, and the steps: name, whether the
-# output is written past the caches.
+# stored past the caches, and bytes of staging memory at most.
 def shared_plan(
-    words: _Spec, choices: Choices, me: int, members: int, symmetric: bool, in_place: bool
-) -> tuple[int, int, bool, int, int, list[tuple[str, bool]]]: ...
+    words: _Spec, choices: Choices, members: int, symmetric: bool
+) -> tuple[int, int, bool, int]: ...
 
 # Elements of a member's input and of its output.
 def call_elements(words: _Spec, me: int, members: int) -> tuple[int, int]: ...

@@ -245,17 +245,3 @@ def native_words(call: Call) -> NativeCall:
         call.counts,
         call.receives,
     )
-
-
-def in_place(call: Call, x: Array | None, out: Array | None, me: int) -> bool:
-    """Return whether a member's part of the output lies where its input does."""
-    if x is None or out is None:
-        return False
-    shares = [call.count] * me if call.counts is None else call.counts[:me]
-    before = sum(shares) * x.itemsize
-    start, end = x.ctypes.data, out.ctypes.data
-    if call.collective == "scatter" and me == call.root:
-        start += before
-    elif call.collective in ("all_gather", "gather"):
-        end += before
-    return bool(start == end)

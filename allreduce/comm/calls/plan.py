@@ -15,19 +15,6 @@ class Topology:
 
 
 @dataclass(frozen=True)
-class Placed:
-    """Where a call's arrays lie in memory.
-
-    Args:
-        symmetric: In symmetric memory, as far as the direct algorithm needs that.
-        in_place: The member's part of the output is its input.
-    """
-
-    symmetric: bool = False
-    in_place: bool = False
-
-
-@dataclass(frozen=True)
 class Plan:
     """The work of one member in a call. Byte counts that only other members know are None.
 
@@ -35,7 +22,8 @@ class Plan:
         call: The call, as its caller writes it.
         chunk: Largest number of bytes that one step moves; 0 if one step moves all.
         stores: How staged chunks are written: "ordinary", or "streaming", past the caches.
-        steps: A description of each step; steps of different chunks overlap.
+        steps: A description of each step, if the transport plans them; steps of different chunks
+            overlap.
         sent: Bytes of data sent through sockets.
         staging: Largest number of bytes of staging memory in use.
         parts: Plans of the calls that this one consists of, in order.
@@ -44,7 +32,7 @@ class Plan:
     call: str
     transport: str
     algorithm: str
-    steps: tuple[str, ...]
+    steps: tuple[str, ...] = ()
     chunk: int = 0
     stores: str = "ordinary"
     sent: int | None = None

@@ -1,13 +1,14 @@
 // Plans of calls of the shared transport, and the sizes of any call's arrays: pure, and asked
 // without a communicator.
-#include "shm/plan.h"
-
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
+
+#include <algorithm>
 
 #include "bindings/bindings.h"
 #include "core/segments.h"
 #include "core/slices.h"
+#include "shm/paths.h"
 #include "shm/progress/protocol.h"
 
 namespace nb = nanobind;
@@ -29,20 +30,38 @@ CallSpec spec_of(const nb::tuple& words) {
 
 namespace {
 
-nb::tuple shared_plan(const nb::tuple& words, const Choices& choices, int me, int members,
-                      bool symmetric, bool in_place) {
-  const CallPlan plan = plan_call(spec_of(words), choices, me, members, {symmetric, in_place});
-  nb::list steps;
-  for (const PlanStep& step : plan.steps) steps.append(nb::make_tuple(step.name, step.past));
-  return nb::make_tuple(static_cast<int>(plan.path), plan.way.chunk, plan.way.streaming,
-                        plan.chunks, plan.staging, steps);
+// Bytes of staging memory that a call uses at most.
+std::uint64_t staging_bytes(const Call& call) {
+  const std::uint64_t moved = call.count * size_of(call.type);
+  const bool message = is_message(call.collective);
+  if (call.path == Path::eager) return message ? moved : kSmall;
+  if (call.path == Path::pairwise) return kLap * kPlace;
+  if (call.path != Path::staged) return 0;
+  if (!message) return kRing * kPlace;
+  const bool sends = call.collective == Collective::send;
+  return sends ? std::min<std::uint64_t>(moved, kWindowsPerReceiver * kWindow) : 0;
+}
+
+// Path, bytes of a chunk, whether chunks are stored past the caches, and bytes of staging memory.
+nb::tuple shared_plan(const nb::tuple& words, const Choices& choices, int members, bool symmetric) {
+  Work work;
+  static_cast<CallSpec&>(work) = spec_of(words);
+  if (!is_message(work.call.collective)) {
+    if (members == 1) return nb::make_tuple(static_cast<int>(Path::eager), 0, false, 0);
+    choose_path(work, choices, members, [&] { return symmetric; });
+  } else {
+    work.call.path = message_path(work.call, symmetric);
+    if (work.call.path == Path::staged) work.way.chunk = kWindow;
+  }
+  return nb::make_tuple(static_cast<int>(work.call.path), work.way.chunk, work.way.streaming,
+                        staging_bytes(work.call));
 }
 
 }  // namespace
 
 void bind_plan(nb::module_& m) {
-  m.def("shared_plan", &shared_plan, nb::arg("words"), nb::arg("choices"), nb::arg("me"),
-        nb::arg("members"), nb::arg("symmetric"), nb::arg("in_place"));
+  m.def("shared_plan", &shared_plan, nb::arg("words"), nb::arg("choices"), nb::arg("members"),
+        nb::arg("symmetric"));
   m.def(
       "call_elements",
       [](const nb::tuple& words, int me, int members) {

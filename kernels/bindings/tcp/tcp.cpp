@@ -204,7 +204,7 @@ nb::bytes abort_frame(int member, const std::string& reason) {
   return nb::bytes(words.data(), words.size());
 }
 
-void bind_member(nb::module_& m) {
+void bind_tcp_member(nb::module_& m) {
   m.def("tcp_abort_frame", &abort_frame, nb::arg("member"), nb::arg("reason"));
   nb::class_<Handle>(m, "TcpMember")
       .def(nb::new_(&make_member), nb::arg("index"), nb::arg("sockets"))
@@ -228,7 +228,7 @@ void bind_member(nb::module_& m) {
       .def("leave", &leave, nb::arg("seconds"));
 }
 
-void bind_work(nb::module_& m) {
+void bind_tcp_work(nb::module_& m) {
   nb::class_<Work>(m, "TcpWork")
       .def_prop_ro("key", [](const Work& work) { return work.key.load(); })
       .def_prop_ro("seq", [](const Work& work) { return work.key & ~tcp::kMessage; })
@@ -259,8 +259,8 @@ void translate(const std::exception_ptr& thrown, void*) {
 
 void bind_tcp(nb::module_& m) {
   nb::register_exception_translator(&translate);
-  bind_work(m);
-  bind_member(m);
+  bind_tcp_work(m);
+  bind_tcp_member(m);
   bind_tcp_plan(m);
 }
 

@@ -219,7 +219,6 @@ def planned(comm: Communicator) -> None:
         f"send(float32[3], dest={comm.size - 1}, tag=0)",
         "recv(float64[5000], source=ANY, tag=ANY)",
     ]
-    assert comm.size == 1 or all(plan.steps for plan in wanted)
     assert len(wanted[1].parts) == 2
 
 

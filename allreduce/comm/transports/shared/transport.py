@@ -13,14 +13,22 @@ from numpy.typing import NDArray
 
 from allreduce import _native
 from allreduce.comm.calls import call_site
-from allreduce.comm.calls.call import COLLECTIVES, Array, Call, digest, in_place, kind, shaped
-from allreduce.comm.calls.plan import Placed, Plan, Topology
+from allreduce.comm.calls.call import (
+    COLLECTIVES,
+    PATHS,
+    Array,
+    Call,
+    digest,
+    kind,
+    native_words,
+    shaped,
+)
+from allreduce.comm.calls.plan import Plan
 from allreduce.comm.failures.reporter import wait_text
 from allreduce.comm.transports.native import NativeTransport, NativeWork
 from allreduce.comm.transports.shared import memory
 from allreduce.comm.transports.shared.failures import SharedFailureReporter, message_word
 from allreduce.comm.transports.shared.links import LocalGroup
-from allreduce.comm.transports.shared.plan import plan_shared
 from allreduce.comm.transports.shared.symmetric import Symmetric
 from allreduce.errors import AllreduceError, UsageError
 from allreduce.events import logger
@@ -135,11 +143,19 @@ class SharedTransport(NativeTransport[_native.Work]):
         return shaped(call, call_site.shape_text(array))
 
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:
-        here = Topology(self.index, len(self._local.members))
         needed = (x, out) if call.collective == "all_reduce" else (x,)
         symmetric = all(array is not None and self._is_symmetric(array) for array in needed)
-        placed = Placed(symmetric, in_place(call, x, out, self.index))
-        return plan_shared(call, here, self._local.choices, placed)
+        size, choices = len(self._local.members), self._local.choices.native
+        path, chunk, streams, staging = _native.shared_plan(
+            native_words(call), choices, size, symmetric
+        )
+        return Plan(
+            *(str(call), self.name, PATHS[path]),
+            chunk=chunk,
+            stores="streaming" if streams else "ordinary",
+            sent=0,
+            staging=staging,
+        )
 
     def _is_symmetric(self, array: Array) -> bool:
         return self._local.group.is_symmetric(self.index, array.ctypes.data, array.nbytes)
