@@ -1,7 +1,7 @@
 """Compare facts between ranks: first a digest; if it differs, the facts, to name the first.
 
 Facts that must be equal on all ranks are kept in a dict. The program of a step is described by
-`update/program_summary.py`, an optimizer and its variables by `update/step_checksum.py`, batches
+`update/program_check.py`, an optimizer and its variables by `update/step_checksum.py`, batches
 and assigned values by `trace/rank_digest.py`, and the arguments of `fit` by `training/facts.py`.
 """
 

@@ -34,10 +34,17 @@ from allreduce.graph.trace.replica import Replica, StepInfo
 from allreduce.graph.trace.signature import Arguments
 from allreduce.graph.trace.trace import Trace, recording
 from allreduce.graph.trace.variable import Variable
-from allreduce.graph.update.changes import check_equal, check_once, check_owner, name_of, needs_all
-from allreduce.graph.update.host import Host
-from allreduce.graph.update.program_check import synchronize
-from allreduce.graph.update.program_summary import involved, outline
+from allreduce.graph.update.program_check import (
+    check_equal,
+    check_once,
+    check_owner,
+    involved,
+    name_of,
+    needs_all,
+    outline,
+    synchronize,
+)
+from allreduce.graph.update.update import Host
 
 _NOTHING = np.zeros((), np.int64)  # the value of operations with only an effect
 

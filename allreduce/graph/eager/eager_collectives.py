@@ -19,8 +19,8 @@ from allreduce.graph.trace.replica import StepInfo
 from allreduce.graph.trace.subgraph import joins_rows
 from allreduce.graph.update.arena_plan import ArenaPlan
 from allreduce.graph.update.arenas import plan_for, publish_iterations
-from allreduce.graph.update.host import Host
 from allreduce.graph.update.program_check import Agreement, compare
+from allreduce.graph.update.update import Host
 
 # Of each local replica: the values that an operation reads, and the step's moment.
 Brought = Sequence[tuple[list[np.ndarray], StepInfo]]

@@ -13,8 +13,8 @@ from allreduce.devices import options
 from allreduce.graph.core.node import Node
 from allreduce.graph.execute.frame import Frame, Step
 from allreduce.graph.execute.reports import end
+from allreduce.graph.update.sharded_update import Slices
 from allreduce.graph.update.step_checksum import begin_update
-from allreduce.graph.update.zero_update import Slices
 from allreduce.reduction import Bucket, Layout, ShardMode
 
 

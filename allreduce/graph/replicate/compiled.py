@@ -33,17 +33,19 @@ from allreduce.graph.trace.trace import Trace, recording
 from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.arena_plan import ArenaPlan
 from allreduce.graph.update.arenas import plan_for
-from allreduce.graph.update.changes import (
+from allreduce.graph.update.program_check import (
+    Agreement,
     check_equal,
     check_once,
     check_owner,
+    compare,
+    involved,
     name_of,
     needs_all,
+    outline,
+    synchronize,
 )
-from allreduce.graph.update.host import Host
-from allreduce.graph.update.program_check import Agreement, compare, synchronize
-from allreduce.graph.update.program_summary import involved, outline
-from allreduce.graph.update.update import UpdateRule
+from allreduce.graph.update.update import Host, UpdateRule
 
 
 @dataclass(slots=True)

@@ -1,23 +1,47 @@
-"""Lay out an optimizer's variables of one dtype in arenas, and cut these into buckets."""
+"""Lay out an optimizer's variables of one dtype in arenas, and cut these into buckets.
+
+The arrays lie in private memory, or in memory that all members map.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from allreduce.devices import lookup, options, read, write
+from allreduce import events
+from allreduce.comm import Communicator, world
+from allreduce.devices import Buffer, Device, lookup, options, read, write
 from allreduce.devices.names import DeviceName
-from allreduce.errors import ShapeError
+from allreduce.errors import ShapeError, did_you_mean
+from allreduce.graph.consistency.rank_check import Fact, compare, mismatch
+from allreduce.graph.core import pass_switches
+from allreduce.graph.core.naming import own_part
+from allreduce.graph.core.spec import show
 from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.accumulation import Accumulation
-from allreduce.graph.update.arena_memory import ArenaAllocator
-from allreduce.graph.update.bucket_cuts import agree_on_cuts, choose_buckets
-from allreduce.graph.update.host import Host
-from allreduce.graph.update.sharded_update import GatheredSlots, agree_to_shard, maps_slots
-from allreduce.graph.update.update import UpdateRule
-from allreduce.graph.update.zero_update import gather_slots, joined_slots, spread_error
-from allreduce.reduction import Arena, Bucket, Layout, ShardMode, lay_out
+from allreduce.graph.update.sharded_update import (
+    GatheredSlots,
+    agree_to_shard,
+    gather_slots,
+    joined_slots,
+    maps_slots,
+    spread_error,
+)
+from allreduce.graph.update.update import Host, UpdateRule
+from allreduce.reduction import (
+    BUCKET_BYTES,
+    Arena,
+    Bucket,
+    Layout,
+    ShardMode,
+    cut_buckets,
+    lay_out,
+    plan_buckets,
+    slice_of,
+)
 
 # The key of a variable's number of updates in an optimizer's state, if it is not "iterations": an
 # optimizer with variables of several dtypes, or in several steps, counts them separately.
@@ -235,3 +259,140 @@ class ArenaPlan:
                 arena.slots[name] = allocator.moved(arena.slots[name])
         # Until now their room was for the others, one by one.
         arena.gradients = allocator.symmetric(self.layout.size, self.layout.dtype)
+
+
+def choose_buckets(host: Host, rule: UpdateRule, layout: Layout) -> tuple[Bucket, ...]:
+    """Cut a new arena into buckets by size or by variable names."""
+    if not pass_switches.is_on("bucket"):
+        return plan_buckets(layout, 0)
+    chosen = options.current().buckets
+    if not isinstance(chosen, tuple):
+        return plan_buckets(layout, BUCKET_BYTES if chosen is None else chosen)
+    named = [i for i, span in enumerate(layout.spans) if _is_named(span.name, chosen)]
+    if named or not chosen:
+        return cut_buckets(layout, [i for i in named if i])
+    if host.replicas[0].id == 0 and len(layout.spans) > 1:
+        _warn_of_unknown(rule, layout, chosen)
+    return plan_buckets(layout, BUCKET_BYTES)
+
+
+def _is_named(name: str, chosen: Sequence[str]) -> bool:
+    return name in chosen or own_part(name) in chosen
+
+
+def _warn_of_unknown(rule: UpdateRule, layout: Layout, chosen: Sequence[str]) -> None:
+    """Warn if no variable has a chosen name, unless names of another optimizer's are meant."""
+    shown = ", ".join(map(repr, chosen[:3])) + (", ..." if len(chosen) > 3 else "")
+    near = did_you_mean(chosen[0], [span.name for span in layout.spans])
+    events.logger.warning(
+        "%s: no bucket begins with %s, as it updates no variable of such a name: buckets are cut "
+        "by size%s",
+        *(type(rule).__name__, shown, near),
+    )
+
+
+def agree_on_cuts(host: Host, buckets: Sequence[Bucket]) -> None:
+    """Check that all ranks cut a new arena equally.
+
+    Raises:
+        MismatchError: `ar.config.set_buckets` is not the same on all ranks; on all of them.
+    """
+    if len(host.devices) == host.num_replicas_in_sync:
+        return
+    chosen, here = options.current().buckets, world().rank
+    how = f"ar.config.set_buckets({list(chosen) if isinstance(chosen, tuple) else chosen!r})"
+    if not pass_switches.is_on("bucket"):
+        how = 'ar.config.passes["bucket"] = False'
+    cuts = str([each.first for each in buckets])
+    facts = {"the choice of buckets": Fact(how, "choose alike on every rank", cuts)}
+
+    def one(index: int) -> None:
+        communicator = host.replicas[index].communicator
+        assert communicator is not None, "one of several"
+        facts_by_rank = compare(communicator, here, "where buckets are cut", facts)
+        if len({fact.shown for each in facts_by_rank.values() for fact in each.values()}) > 1:
+            raise mismatch(
+                f"rank {here}", facts_by_rank
+            )  # otherwise variables differ, which the step checksum reports
+
+    host.on_replicas(one)
+
+
+def contents_of(layout: Layout) -> list[tuple[int, str]]:
+    """Describe the contents of one of an arena's arrays, for error messages."""
+    return [
+        (
+            span.size * layout.dtype.itemsize,
+            f"{layout.dtype}{show(span.shape)} of {span.name!r}, its value, gradient or slot",
+        )
+        for span in layout.spans
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaAllocator:
+    """Allocates one replica's arrays of an arena.
+
+    Attributes:
+        device: The device.
+        communicator: The replica's communicator; None for a single replica.
+        layout: The arena's layout.
+    """
+
+    device: Device
+    communicator: Communicator | None
+    layout: Layout
+
+    def arena(self, slots: Sequence[str], maps_all: bool) -> Arena:
+        """Make an arena; with several replicas, all of them map its gradients.
+
+        Args:
+            slots: The names of the optimizer's slots.
+            maps_all: Whether the replicas also map parameters and slots.
+        """
+        shared = self.private if self.communicator is None else self.symmetric
+        return Arena(self.layout, slots, shared if maps_all else self.private, shared)
+
+    def sums(self, buckets: Sequence[Bucket]) -> dict[int, np.ndarray]:
+        """Allocate the sums of this replica's slices, by bucket."""
+        members = self.communicator
+        assert members is not None, "one of several"
+        own = [slice_of(each, self.layout, members.size, members.rank) for each in buckets]
+        return {
+            each.index: self.private(part.stop - part.start, self.layout.dtype)
+            for each, part in zip(buckets, own, strict=True)
+        }
+
+    def moved(self, old: np.ndarray) -> np.ndarray:
+        """Copy an array into memory that all members map."""
+        new = self.symmetric(self.layout.size, self.layout.dtype)
+        write(new, old)
+        return new
+
+    def private(self, size: int, dtype: np.dtype[Any]) -> np.ndarray:
+        """Return zeros in the device's memory."""
+        memory = self.device.allocate(size * dtype.itemsize, contents_of(self.layout))
+        array: np.ndarray = memory.array(dtype, (size,))
+        return array
+
+    def symmetric(self, size: int, dtype: np.dtype[Any]) -> np.ndarray:
+        """Return zeros in the communicator's memory, which is counted as the device's.
+
+        A communicator has none on devices with memory of their own.
+        """
+        assert self.communicator is not None, "one of several"
+        if not self.device.name.on_host:
+            return self.private(size, dtype)
+        taken = self.device.memory.take(size * dtype.itemsize, contents_of(self.layout))
+        try:
+            made: np.ndarray = self.communicator.empty((size,), dtype)
+        except BaseException:
+            self.device.memory.give_back(taken)
+            raise
+        shared = Buffer.of(made, self.device, symmetric=True)
+        while isinstance(made.base, np.ndarray):  # the owner, which all views keep alive
+            made = made.base
+        self.device.memory.until_gone(taken, made)
+        array: np.ndarray = shared.array(dtype, (size,))
+        array[...] = 0
+        return array

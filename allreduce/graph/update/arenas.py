@@ -14,8 +14,7 @@ from allreduce.errors import UsageError
 from allreduce.graph.trace.trace import check_outside
 from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.arena_plan import UPDATES, ArenaPlan
-from allreduce.graph.update.host import Host
-from allreduce.graph.update.update import UpdateRule
+from allreduce.graph.update.update import Host, UpdateRule
 
 _rules: weakref.WeakSet[UpdateRule] = weakref.WeakSet()  # arenas that have plans
 _waiting: weakref.WeakKeyDictionary[UpdateRule, dict[str, np.ndarray]]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,7 +20,10 @@ from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import Dim, show
 from allreduce.graph.core.tensor import Tensor, TracedTensor
 from allreduce.graph.ops import functions
+from allreduce.graph.placement.device_map import Places
 from allreduce.graph.trace.dispatch import as_tensor
+from allreduce.graph.trace.rank_digest import RankDigest
+from allreduce.graph.trace.replica import Replica
 from allreduce.graph.trace.trace import Trace, current_trace
 from allreduce.graph.trace.variable import Variable
 
@@ -139,6 +143,26 @@ class UpdateRule(ABC):
             slots: For each of `slots` the bucket's range of it, `(n,)`; to be changed in place.
         """
         return None
+
+
+class Host(Protocol):
+    """The replicas of this process, as compiling a step needs them."""
+
+    @property
+    def devices(self) -> Sequence[DeviceName]: ...
+    @property
+    def places(self) -> Sequence[Places]: ...
+    @property
+    def replicas(self) -> Sequence[Replica]: ...
+    @property
+    def num_replicas_in_sync(self) -> int: ...
+    @property
+    def shared(self) -> weakref.WeakSet[Variable]: ...
+    @property
+    def rank_digest(self) -> RankDigest: ...
+
+    def check_update(self, rule: UpdateRule, number: int) -> None: ...
+    def on_replicas(self, work: Callable[[int], Any]) -> list[Any]: ...
 
 
 def minimize(

@@ -19,7 +19,7 @@ from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.dispatch import apply
 from allreduce.graph.trace.rank_digest import RankDigest
-from allreduce.graph.update.program_summary import outline
+from allreduce.graph.update.program_check import outline
 from allreduce.graph.update.step_checksum import StepChecksum
 from allreduce.reduction import lay_out
 from tests.graph.interpret import record

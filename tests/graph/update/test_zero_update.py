@@ -16,7 +16,7 @@ import allreduce as ar
 from allreduce.comm import Communicator
 from allreduce.devices import options
 from allreduce.graph.execute import executor
-from allreduce.graph.update import sharded_update, zero_update
+from allreduce.graph.update import sharded_update
 from allreduce.reduction import ShardMode, lay_out, plan_buckets, sharding
 from tests.graph.eager.eager_cases import NETWORKS, trained
 from tests.graph.schedule.test_hazards import check_events, programs_of
@@ -108,7 +108,7 @@ def test_the_count_is_added_up_as_in_the_plain_way(monkeypatch: pytest.MonkeyPat
 
     def choose(comm: Communicator) -> list[ShardMode]:
         return [
-            zero_update.choose_mode(comm, layout, each) for each in plan_buckets(layout, 1 << 20)
+            sharded_update.choose_mode(comm, layout, each) for each in plan_buckets(layout, 1 << 20)
         ]
 
     # By itself, it would go in another order than a ring's, and fractions add up to another number.
