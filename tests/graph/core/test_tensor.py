@@ -66,4 +66,4 @@ def test_calls_with_a_variable_are_told_from_those_with_a_number(
     twice = function(lambda x: x * 2)
     for each in (1, 2, 3, Variable(np.ones(2)), 4):
         twice(each)
-    assert "argument 'x' was float64(2,) and then 4" in caplog.text
+    assert "args[0] was float64(2,) and is now 4" in caplog.text
