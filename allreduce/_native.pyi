@@ -88,26 +88,12 @@ class Update:
 
     def expect(self, sums: bytes, keeps: bool) -> None: ...
 
-class AdamUpdate(Update):
-    def set(
-        self,
-        learning_rate: float,
-        beta1: float,
-        beta2: float,
-        epsilon: float,
-        weight_decay: float,
-        number: int,
-    ) -> None: ...
-
-class SgdUpdate(Update):
-    def set(self, learning_rate: float, momentum: float, nesterov: bool) -> None: ...
-
 class RuleUpdate(Update):
+    @property
+    def rule(self) -> str: ...
     def set(self, numbers: Sequence[float]) -> None: ...
 
 def rule_update(rule: str, header: _Floats, slots: Sequence[_Floats]) -> RuleUpdate: ...
-def adam_update(header: _Floats, mean: _Floats, square: _Floats) -> AdamUpdate: ...
-def sgd_update(header: _Floats, velocity: _Floats) -> SgdUpdate: ...
 
 class Member:
     """One member in this process."""
@@ -175,28 +161,6 @@ def apply_rule(
     slots: Sequence[_Floats],
     count: _Floats,
     numbers: Sequence[float],
-) -> None: ...
-def sgd(
-    value: _Floats,
-    gradient: _Floats,
-    velocity: _Floats | None,
-    count: _Floats,
-    learning_rate: float,
-    momentum: float,
-    nesterov: bool,
-) -> None: ...
-def adam(
-    value: _Floats,
-    gradient: _Floats,
-    mean: _Floats,
-    square: _Floats,
-    count: _Floats,
-    learning_rate: float,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    step: int,
-    weight_decay: float = 0.0,
 ) -> None: ...
 def use_level(level: int) -> bool: ...
 

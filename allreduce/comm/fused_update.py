@@ -26,7 +26,7 @@ def update_init(
     comm: Communicator,
     gradients: NDArray[Any],
     values: NDArray[Any],
-    update: _native.Update,
+    update: _native.RuleUpdate,
     keep: object,
 ) -> Callable[[], Work]:
     """Prepare an update of the same arrays in every step; not a collective call.
@@ -44,7 +44,7 @@ def update_init(
     """
     context = comm._dispatch.context("update")
     dtype = str(values.dtype)
-    call_text = f"update({dtype}[{values.size}], {type(update).__name__})"
+    call_text = f"update({dtype}[{values.size}], {update.rule})"
     call = Call(
         "all_reduce", "sum", dtype, values.size, None, comm._dispatch.name, call_text=call_text
     )

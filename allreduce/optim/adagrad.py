@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
-import numpy as np
-
-from allreduce import _native
-from allreduce.graph.update.update import NativeUpdate
-from allreduce.optim.base import Optimizer
 from allreduce.optim.checks import checked
+from allreduce.optim.native import NativeOptimizer
 from allreduce.optim.options import Options
 
 
-class Adagrad(Optimizer):
+class Adagrad(NativeOptimizer):
     """Divide by the root of all squares so far: `a += g²`, `p -= rate * g / √(a₀ + a + ε)`.
 
     Source: Duchi, Hazan and Singer, Adaptive subgradient methods for online learning and stochastic
@@ -27,6 +22,7 @@ class Adagrad(Optimizer):
         options: As for every `Optimizer`.
     """
 
+    kernel = "adagrad"
     slots = ("accumulator",)
     hyperparameters: ClassVar[tuple[str, ...]] = (
         *("learning_rate", "initial_accumulator_value", "epsilon"),
@@ -45,22 +41,5 @@ class Adagrad(Optimizer):
         )
         self.epsilon = checked("epsilon", epsilon, low=0.0, above=True)
 
-    def update(
-        self,
-        parameters: np.ndarray,
-        gradients: np.ndarray,
-        slots: Mapping[str, np.ndarray],
-        count: np.ndarray,
-        step: int,
-    ) -> None:
-        own = [slots[name] for name in self.slots]
-        _native.apply_rule("adagrad", parameters, gradients, own, count, _numbers(self, step))
-
-    def native(self, header: np.ndarray, slots: Mapping[str, np.ndarray]) -> NativeUpdate:
-        made = _native.rule_update("adagrad", header, [slots[name] for name in self.slots])
-        return NativeUpdate(made, lambda step: made.set(_numbers(self, step)))
-
-
-def _numbers(rule: Adagrad, step: int) -> list[float]:
-    """List what the kernel takes."""
-    return [rule.rate(step), rule.initial_accumulator_value + rule.epsilon]
+    def numbers(self, step: int) -> list[float]:
+        return [self.rate(step), self.initial_accumulator_value + self.epsilon]

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from typing import Any, ClassVar, Unpack
 
-import numpy as np
-
-from allreduce import _native
-from allreduce.graph.update.update import NativeUpdate
-from allreduce.optim.base import Optimizer
 from allreduce.optim.checks import checked
+from allreduce.optim.native import NativeOptimizer
 from allreduce.optim.options import Options
 
 
-class Adam(Optimizer):
+class Adam(NativeOptimizer):
     """Adaptive moments: `m` and `v` follow gradient and square, `p -= rate_t * m / (√v + ε)`.
 
     `rate_t = rate * √(1 - beta_2^t) / (1 - beta_1^t)`: the form with "epsilon hat" at the end of
@@ -30,6 +26,7 @@ class Adam(Optimizer):
         options: As for every `Optimizer`.
     """
 
+    kernel = "adam"
     weight_decay = 0.0
     slots = ("m", "v")
     hyperparameters: ClassVar[tuple[str, ...]] = ("learning_rate", "beta_1", "beta_2", "epsilon")
@@ -47,36 +44,12 @@ class Adam(Optimizer):
         self.beta_2 = checked("beta_2", beta_2, low=0.0, high=1.0)
         self.epsilon = checked("epsilon", epsilon, low=0.0, above=True)
 
-    def update(
-        self,
-        parameters: np.ndarray,
-        gradients: np.ndarray,
-        slots: Mapping[str, np.ndarray],
-        count: np.ndarray,
-        step: int,
-    ) -> None:
-        _native.adam(
-            parameters,
-            gradients,
-            slots["m"],
-            slots["v"],
-            count,
-            self.rate(step),
-            self.beta_1,
-            self.beta_2,
-            self.epsilon,
-            step,
-            self.weight_decay,
-        )
-
-    def native(self, header: np.ndarray, slots: Mapping[str, np.ndarray]) -> NativeUpdate:
-        made = _native.adam_update(header, slots["m"], slots["v"])
-
-        def prepare(step: int) -> None:
-            rate, decay = self.rate(step), self.weight_decay
-            made.set(rate, self.beta_1, self.beta_2, self.epsilon, decay, step)
-
-        return NativeUpdate(made, prepare)
+    def numbers(self, step: int) -> list[float]:
+        rate, first, second = self.rate(step), self.beta_1, self.beta_2
+        corrected = rate * math.sqrt(1 - second**step) / (1 - first**step)
+        kept = 1 - rate * self.weight_decay
+        # The kernel rounds 1 - beta, in float32 far more exact than 1 less a rounded beta.
+        return [corrected, first, 1 - first, second, 1 - second, self.epsilon, kept]
 
 
 class AdamW(Adam):

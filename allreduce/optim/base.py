@@ -21,7 +21,14 @@ from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.update import UpdateRule, Updates
 from allreduce.optim import schedules
-from allreduce.optim.options import AVERAGE, NAMES, Groups, Options, bucket_update, check_options
+from allreduce.optim.options import (
+    AVERAGE,
+    NAMES,
+    Groups,
+    Options,
+    check_options,
+    update_with_options,
+)
 
 
 class Optimizer(UpdateRule):
@@ -125,7 +132,7 @@ class Optimizer(UpdateRule):
         """
         if self._updates_at_once:
             return super().bucket_update(spans, updates)
-        return bucket_update(self, spans, updates)
+        return update_with_options(self, spans, updates)
 
     @contextmanager
     def averaged(self, variables: Sequence[Variable]) -> Iterator[None]:

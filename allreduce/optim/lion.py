@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
-import numpy as np
-
-from allreduce import _native
-from allreduce.graph.update.update import NativeUpdate
-from allreduce.optim.base import Optimizer
 from allreduce.optim.checks import checked
+from allreduce.optim.native import NativeOptimizer
 from allreduce.optim.options import Options
 
 
-class Lion(Optimizer):
+class Lion(NativeOptimizer):
     """Move by a momentum's sign: `p -= rate * (sign(beta_1 * m + (1 - beta_1) * g) + decay * p)`.
 
     Then `m = beta_2 * m + (1 - beta_2) * g`.
@@ -29,6 +24,7 @@ class Lion(Optimizer):
         options: As for every `Optimizer`.
     """
 
+    kernel = "lion"
     slots = ("m",)
     hyperparameters: ClassVar[tuple[str, ...]] = (
         *("learning_rate", "beta_1", "beta_2", "weight_decay"),
@@ -47,23 +43,6 @@ class Lion(Optimizer):
         self.beta_2 = checked("beta_2", beta_2, low=0.0, high=1.0)
         self.weight_decay = checked("weight_decay", weight_decay, low=0.0)
 
-    def update(
-        self,
-        parameters: np.ndarray,
-        gradients: np.ndarray,
-        slots: Mapping[str, np.ndarray],
-        count: np.ndarray,
-        step: int,
-    ) -> None:
-        own = [slots[name] for name in self.slots]
-        _native.apply_rule("lion", parameters, gradients, own, count, _numbers(self, step))
-
-    def native(self, header: np.ndarray, slots: Mapping[str, np.ndarray]) -> NativeUpdate:
-        made = _native.rule_update("lion", header, [slots[name] for name in self.slots])
-        return NativeUpdate(made, lambda step: made.set(_numbers(self, step)))
-
-
-def _numbers(rule: Lion, step: int) -> list[float]:
-    """List what the kernel takes."""
-    first, second = rule.beta_1, rule.beta_2
-    return [rule.rate(step), first, 1 - first, second, 1 - second, rule.weight_decay]
+    def numbers(self, step: int) -> list[float]:
+        first, second = self.beta_1, self.beta_2
+        return [self.rate(step), first, 1 - first, second, 1 - second, self.weight_decay]

@@ -176,7 +176,7 @@ def parts_of(optimizer: Any, spans: Sequence[tuple[str, slice]]) -> list[Part]:
     return found
 
 
-def bucket_update(
+def update_with_options(
     optimizer: Any, spans: Sequence[tuple[str, slice]], updates: Updates | None = None
 ) -> Callable[..., None]:
     """Make a bucket's update: `Optimizer.update` with the options, per variable.

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
-import numpy as np
-
-from allreduce import _native
-from allreduce.graph.update.update import NativeUpdate
-from allreduce.optim.base import Optimizer
 from allreduce.optim.checks import checked
+from allreduce.optim.native import NativeOptimizer
 from allreduce.optim.options import Options
 
 
-class RMSprop(Optimizer):
+class RMSprop(NativeOptimizer):
     """Divide by a moving root of squares: `v` follows the square, `p -= rate * g / √(v + ε)`.
 
     With `centered`, the square of the moving mean is taken from `v`; with `momentum`, what is
@@ -32,6 +27,7 @@ class RMSprop(Optimizer):
         options: As for every `Optimizer`.
     """
 
+    kernel = "rmsprop"
     hyperparameters: ClassVar[tuple[str, ...]] = (
         *("learning_rate", "rho", "momentum", "epsilon", "centered"),
     )
@@ -53,23 +49,6 @@ class RMSprop(Optimizer):
         slots = {"velocity": True, "mean": self.centered, "momentum": self.momentum > 0}
         self.slots = tuple(name for name, is_used in slots.items() if is_used)
 
-    def update(
-        self,
-        parameters: np.ndarray,
-        gradients: np.ndarray,
-        slots: Mapping[str, np.ndarray],
-        count: np.ndarray,
-        step: int,
-    ) -> None:
-        own = [slots[name] for name in self.slots]
-        _native.apply_rule("rmsprop", parameters, gradients, own, count, _numbers(self, step))
-
-    def native(self, header: np.ndarray, slots: Mapping[str, np.ndarray]) -> NativeUpdate:
-        made = _native.rule_update("rmsprop", header, [slots[name] for name in self.slots])
-        return NativeUpdate(made, lambda step: made.set(_numbers(self, step)))
-
-
-def _numbers(rule: RMSprop, step: int) -> list[float]:
-    """List what the kernel takes."""
-    rho = rule.rho
-    return [rule.rate(step), rho, 1 - rho, rule.epsilon, rule.momentum, float(rule.centered)]
+    def numbers(self, step: int) -> list[float]:
+        rho, centered = self.rho, float(self.centered)
+        return [self.rate(step), rho, 1 - rho, self.epsilon, self.momentum, centered]

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
-from allreduce import _native
 from allreduce.errors import UsageError
-from allreduce.graph.update.update import NativeUpdate
-from allreduce.optim.base import Optimizer
 from allreduce.optim.checks import checked
+from allreduce.optim.native import NativeOptimizer
 from allreduce.optim.options import Options
 
 
-class SGD(Optimizer):
+class SGD(NativeOptimizer):
     """Stochastic gradient descent: `p -= rate * g`, or with momentum `v = momentum * v - rate * g`.
 
     With momentum, `p += v`; with `nesterov`, `p += momentum * v - rate * g`.
@@ -31,6 +28,7 @@ class SGD(Optimizer):
         options: As for every `Optimizer`.
     """
 
+    kernel = "sgd"
     hyperparameters: ClassVar[tuple[str, ...]] = ("learning_rate", "momentum", "nesterov")
 
     def __init__(
@@ -49,30 +47,5 @@ class SGD(Optimizer):
             raise UsageError("SGD(nesterov=True) needs momentum above 0")
         self.slots = ("momentum",) if self.momentum else ()
 
-    def update(
-        self,
-        parameters: np.ndarray,
-        gradients: np.ndarray,
-        slots: Mapping[str, np.ndarray],
-        count: np.ndarray,
-        step: int,
-    ) -> None:
-        _native.sgd(
-            parameters,
-            gradients,
-            slots.get("momentum"),
-            count,
-            self.rate(step),
-            self.momentum,
-            self.nesterov,
-        )
-
-    def native(self, header: np.ndarray, slots: Mapping[str, np.ndarray]) -> NativeUpdate | None:
-        if not self.slots:
-            return None
-        made = _native.sgd_update(header, slots["momentum"])
-
-        def prepare(step: int) -> None:
-            made.set(self.rate(step), self.momentum, self.nesterov)
-
-        return NativeUpdate(made, prepare)
+    def numbers(self, step: int) -> list[float]:
+        return [self.rate(step), self.momentum, float(self.nesterov)]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from allreduce import _native
+from allreduce.optim import SGD, Adam
 
 N = 1003  # no multiple of any vector's width
 DTYPES = ["float32", "float64"]
@@ -24,7 +25,7 @@ def _arrays(dtype: str, count: int) -> list[np.ndarray]:
 def _adam(
     value: np.ndarray, gradient: np.ndarray, m: np.ndarray, v: np.ndarray, count: Any, step: int
 ) -> None:
-    _native.adam(value, gradient, m, v, count, 0.01, 0.9, 0.999, 1e-7, step)
+    _native.apply_rule("adam", value, gradient, [m, v], count, Adam(0.01).numbers(step))
 
 
 def test_adam_follows_its_paper() -> None:
@@ -55,10 +56,11 @@ def test_adam_in_float32_keeps_the_precision_of_one_minus_beta() -> None:
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
 def test_sgd_follows_its_definition(momentum: float, nesterov: bool) -> None:
     value, gradient = _arrays("float64", 2)
-    velocity = np.zeros(N) if momentum else None
+    slots = [np.zeros(N)] if momentum else []
     expected, moving = value.copy(), np.zeros(N)
     for _ in range(3):
-        _native.sgd(value, gradient, velocity, np.array([8.0]), 0.1, momentum, nesterov)
+        numbers = SGD(0.1, momentum, nesterov).numbers(1)
+        _native.apply_rule("sgd", value, gradient, slots, np.array([8.0]), numbers)
         g = gradient / 8
         moving = momentum * moving - 0.1 * g
         expected += momentum * moving - 0.1 * g if nesterov else moving
@@ -70,7 +72,7 @@ def test_no_samples_count_as_a_gradient_of_zero(dtype: str) -> None:
     value, gradient, m, v = _arrays(dtype, 4)
     gradient[::2] = np.nan  # what a buffer may hold that nobody wrote
     before, v = value.copy(), v * v
-    _native.sgd(value, gradient, None, np.zeros(1, dtype), 0.1, 0.0, False)
+    _native.apply_rule("sgd", value, gradient, [], np.zeros(1, dtype), SGD(0.1).numbers(1))
     np.testing.assert_array_equal(value, before)
     zeros, no_samples = np.zeros(N, dtype), np.zeros(1, dtype)
     one, other = ([x.copy() for x in (value, m, v)] for _ in range(2))
@@ -86,7 +88,8 @@ def _run_adam(arrays: list[np.ndarray], part: slice, count: np.ndarray) -> None:
 
 def _run_sgd(arrays: list[np.ndarray], part: slice, count: np.ndarray) -> None:
     value, gradient, velocity, _ = (x[part] for x in arrays)
-    _native.sgd(value, gradient, velocity, count, 0.1, 0.9, True)
+    numbers = SGD(0.1, 0.9, True).numbers(1)
+    _native.apply_rule("sgd", value, gradient, [velocity], count, numbers)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -194,7 +197,7 @@ def test_wrong_arrays_are_refused() -> None:
     with pytest.raises(ValueError, match="different sizes"):
         _native.run_rows("erf", x, [x[:3]])
     with pytest.raises(ValueError, match="different sizes"):
-        _native.sgd(x, x.copy(), x[:3].copy(), count, 0.1, 0.9, False)
+        _native.apply_rule("sgd", x, x.copy(), [x[:3].copy()], count, [0.1, 0.9, 0.0])
     with pytest.raises(ValueError, match="different sizes"):
         _native.run_rows("normalize_gradient", x, [x[:3].copy(), x, x], [1e-3])
     with pytest.raises(ValueError, match="number of settings"):
@@ -203,8 +206,10 @@ def test_wrong_arrays_are_refused() -> None:
         _native.run_rows("softmax", x, [x, x])
     with pytest.raises(ValueError, match="without elements"):
         _native.run_rows(LOSS, x[:0], [empty, empty])
-    with pytest.raises(ValueError, match="number 1"):
-        _adam(x, x.copy(), x.copy(), x.copy(), count, 0)
+    with pytest.raises(ValueError, match="adam takes another number of slots"):
+        _native.apply_rule("adam", x, x.copy(), [x.copy()], count, [0.1])
+    with pytest.raises(ValueError, match="no optimizer's kernel is called adamx"):
+        _native.apply_rule("adamx", x, x.copy(), [], count, [0.1])
     with pytest.raises(ValueError, match="not contiguous"):
         _native.run_rows("erf", x[::2], [x[::2]])
     with pytest.raises(ValueError, match="different types"):

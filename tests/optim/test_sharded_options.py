@@ -88,8 +88,10 @@ def test_slices_do_not_change_what_options_do(case: str, replicas: int) -> None:
         lambda: optim.RMSprop(0.01, momentum=0.5, centered=True, epsilon=1e-3),
         lambda: optim.Adagrad(0.01),
         lambda: optim.Lion(0.001, weight_decay=0.1),
+        lambda: optim.SGD(0.01, momentum=0.9, nesterov=True),
+        lambda: optim.AdamW(0.01, 0.1),
     ],
-    ids=["RMSprop", "Adagrad", "Lion"],
+    ids=["RMSprop", "Adagrad", "Lion", "SGD", "AdamW"],
 )
 def test_native_rules_are_fused_with_the_sum_and_keep_their_bits(make: Any) -> None:
     strategy = MirroredStrategy(["CPU:0", "CPU:1"])

@@ -46,7 +46,7 @@ class NativeUpdate:
         prepare: Gives it the rule's present settings, and the number of the step, from 1.
     """
 
-    update: _native.Update
+    update: _native.RuleUpdate
     prepare: Callable[[int], None]
 
 

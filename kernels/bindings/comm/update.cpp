@@ -18,70 +18,11 @@ template <class T>
 using Array = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
 
 template <class T>
-class AdamUpdate : public TypedUpdate<T> {
- public:
-  AdamUpdate(Array<const T> header, Array<T> m, Array<T> v) : m_(m.data()), v_(v.data()) {
-    if (header.size() == 0 || m.size() != v.size())
-      throw nb::value_error("arrays of different sizes");
-    this->header_ = header.data();
-    this->header_bytes = header.size() * sizeof(T);
-    this->count_ = m.size();
-  }
-  void set(double learning_rate, double beta1, double beta2, double epsilon, double weight_decay,
-           std::int64_t number) {
-    step_ = adam_step<T>(learning_rate, beta1, beta2, epsilon, weight_decay, number);
-  }
-  void apply(std::byte* values, const std::byte* sums, std::uint64_t low,
-             std::uint64_t count) const override {
-    AdamStep<T> step = step_;
-    step.count = *this->header_;
-    tensor_kernels().of<T>().adam(reinterpret_cast<T*>(values), reinterpret_cast<const T*>(sums),
-                                  m_ + low, v_ + low, step, count);
-  }
-  std::vector<const std::byte*> slots() const override {
-    return {reinterpret_cast<const std::byte*>(m_), reinterpret_cast<const std::byte*>(v_)};
-  }
-
- private:
-  T *m_, *v_;
-  AdamStep<T> step_{};
-};
-
-template <class T>
-class SgdUpdate : public TypedUpdate<T> {
- public:
-  SgdUpdate(Array<const T> header, Array<T> velocity) : velocity_(velocity.data()) {
-    if (header.size() == 0) throw nb::value_error("an empty header");
-    this->header_ = header.data();
-    this->header_bytes = header.size() * sizeof(T);
-    this->count_ = velocity.size();
-  }
-  void set(double learning_rate, double momentum, bool nesterov) {
-    step_ = {T(0), static_cast<T>(learning_rate), static_cast<T>(momentum), nesterov};
-  }
-  void apply(std::byte* values, const std::byte* sums, std::uint64_t low,
-             std::uint64_t count) const override {
-    SgdStep<T> step = step_;
-    step.count = *this->header_;
-    tensor_kernels().of<T>().sgd(reinterpret_cast<T*>(values), reinterpret_cast<const T*>(sums),
-                                 velocity_ + low, step, count);
-  }
-  std::vector<const std::byte*> slots() const override {
-    return {reinterpret_cast<const std::byte*>(velocity_)};
-  }
-
- private:
-  T* velocity_;
-  SgdStep<T> step_{};
-};
-
-template <class T>
 class RuleUpdate : public TypedUpdate<T> {
  public:
   RuleUpdate(const std::string& rule, Array<const T> header, const std::vector<Array<T>>& slots)
-      : run_(tensor_kernels().of<T>().rules[rule_of(rule)]), used_(slots.size()) {
-    if (header.size() == 0 || slots.empty() || slots.size() > kMostRuleSlots)
-      throw nb::value_error("an empty header, or no slots or too many");
+      : rule_(rule), run_(rule_kernel<T>(rule, slots.size())), used_(slots.size()) {
+    if (header.size() == 0 || slots.empty()) throw nb::value_error("an empty header, or no slots");
     for (std::size_t i = 0; i < used_; ++i) {
       if (slots[i].size() != slots[0].size()) throw nb::value_error("arrays of different sizes");
       slots_[i] = slots[i].data();
@@ -90,6 +31,7 @@ class RuleUpdate : public TypedUpdate<T> {
     this->header_bytes = header.size() * sizeof(T);
     this->count_ = slots[0].size();
   }
+  const std::string& rule() const { return rule_; }
   void set(const std::vector<double>& numbers) { step_ = RuleStep<T>(numbers); }
   void apply(std::byte* values, const std::byte* sums, std::uint64_t low,
              std::uint64_t count) const override {
@@ -107,6 +49,7 @@ class RuleUpdate : public TypedUpdate<T> {
   }
 
  private:
+  std::string rule_;
   RuleKernel<T> run_;
   std::size_t used_;
   T* slots_[kMostRuleSlots] = {};
@@ -114,29 +57,16 @@ class RuleUpdate : public TypedUpdate<T> {
 };
 
 template <class T>
-void bind_typed(nb::module_& m, const char* adam, const char* sgd, const char* rule) {
-  nb::class_<RuleUpdate<T>, Update>(m, rule).def("set", &RuleUpdate<T>::set, nb::arg("numbers"));
+void bind_typed(nb::module_& m, const char* type) {
+  nb::class_<RuleUpdate<T>, Update>(m, type)
+      .def_prop_ro("rule", &RuleUpdate<T>::rule)
+      .def("set", &RuleUpdate<T>::set, nb::arg("numbers"));
   m.def(
       "rule_update",
-      [](const std::string& name, Array<const T> header, const std::vector<Array<T>>& slots) {
-        return RuleUpdate<T>(name, header, slots);
+      [](const std::string& rule, Array<const T> header, const std::vector<Array<T>>& slots) {
+        return RuleUpdate<T>(rule, header, slots);
       },
-      nb::arg("rule"), nb::arg("header").noconvert(), nb::arg("slots"));
-  nb::class_<AdamUpdate<T>, Update>(m, adam).def(
-      "set", &AdamUpdate<T>::set, nb::arg("learning_rate"), nb::arg("beta1"), nb::arg("beta2"),
-      nb::arg("epsilon"), nb::arg("weight_decay"), nb::arg("number"));
-  m.def(
-      "adam_update",
-      [](Array<const T> header, Array<T> mean, Array<T> square) {
-        return AdamUpdate<T>(header, mean, square);
-      },
-      "header"_array, "mean"_array, "square"_array);
-  nb::class_<SgdUpdate<T>, Update>(m, sgd).def("set", &SgdUpdate<T>::set, nb::arg("learning_rate"),
-                                               nb::arg("momentum"), nb::arg("nesterov"));
-  m.def(
-      "sgd_update",
-      [](Array<const T> header, Array<T> velocity) { return SgdUpdate<T>(header, velocity); },
-      "header"_array, "velocity"_array);
+      nb::arg("rule"), "header"_array, nb::arg("slots"));
 }
 
 }  // namespace
@@ -152,8 +82,8 @@ void bind_updates(nb::module_& m) {
             update.keeps = keeps;
           },
           nb::arg("sums"), nb::arg("keeps"));
-  bind_typed<float>(m, "AdamUpdate32", "SgdUpdate32", "RuleUpdate32");
-  bind_typed<double>(m, "AdamUpdate64", "SgdUpdate64", "RuleUpdate64");
+  bind_typed<float>(m, "RuleUpdate32");
+  bind_typed<double>(m, "RuleUpdate64");
 }
 
 }  // namespace allreduce

@@ -3,7 +3,6 @@
 #include "bindings/graph/tensor.h"
 
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -81,51 +80,19 @@ T only_element(const Array<const T>& array) {
 template <class T>
 void bind_optimizers(nb::module_& m) {
   m.def(
-      "sgd",
-      [](Array<T> value, Array<const T> gradient, std::optional<Array<T>> velocity,
-         Array<const T> count, double learning_rate, double momentum, bool nesterov) {
-        const std::size_t n = same_size(value.size(), gradient.size());
-        if (velocity) same_size(n, velocity->size());
-        const SgdStep<T> step{only_element<T>(count), static_cast<T>(learning_rate),
-                              static_cast<T>(momentum), nesterov};
-        T* slot = velocity ? velocity->data() : nullptr;
-        unlocked(
-            n, [&] { tensor_kernels().of<T>().sgd(value.data(), gradient.data(), slot, step, n); });
-      },
-      "value"_array, "gradient"_array, "velocity"_array.none(), "count"_array,
-      nb::arg("learning_rate"), nb::arg("momentum"), nb::arg("nesterov"));
-  m.def(
-      "adam",
-      [](Array<T> value, Array<const T> gradient, Array<T> mean, Array<T> square,
-         Array<const T> count, double learning_rate, double beta1, double beta2, double epsilon,
-         std::int64_t step, double weight_decay) {
-        const std::size_t n = same_size(value.size(), gradient.size(), mean.size(), square.size());
-        if (step < 1) throw nb::value_error("the first step of Adam is number 1");
-        AdamStep<T> plan = adam_step<T>(learning_rate, beta1, beta2, epsilon, weight_decay, step);
-        plan.count = only_element<T>(count);
-        unlocked(n, [&] {
-          tensor_kernels().of<T>().adam(value.data(), gradient.data(), mean.data(), square.data(),
-                                        plan, n);
-        });
-      },
-      "value"_array, "gradient"_array, "mean"_array, "square"_array, "count"_array,
-      nb::arg("learning_rate"), nb::arg("beta1"), nb::arg("beta2"), nb::arg("epsilon"),
-      nb::arg("step"), nb::arg("weight_decay") = 0.0);
-  m.def(
       "apply_rule",
       [](const std::string& rule, Array<T> value, Array<const T> gradient,
          const std::vector<Array<T>>& slots, Array<const T> count,
          const std::vector<double>& numbers) {
         const std::size_t n = same_size(value.size(), gradient.size());
+        const RuleKernel<T> run = rule_kernel<T>(rule, slots.size());
         T* at[kMostRuleSlots] = {};
-        if (slots.size() > kMostRuleSlots) throw nb::value_error("too many slots");
         for (std::size_t i = 0; i < slots.size(); ++i) {
           same_size(n, slots[i].size());
           at[i] = slots[i].data();
         }
         RuleStep<T> step(numbers);
         step.numbers[0] = only_element<T>(count);
-        const RuleKernel<T> run = tensor_kernels().of<T>().rules[rule_of(rule)];
         unlocked(n, [&] { run(value.data(), gradient.data(), at, step.numbers, n); });
       },
       nb::arg("rule"), "value"_array, "gradient"_array, nb::arg("slots"), "count"_array,

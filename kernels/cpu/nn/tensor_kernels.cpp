@@ -17,13 +17,14 @@ inline T mean_gradient(T sum, T count, bool live) {
 }
 
 template <class T>
-void sgd(T* __restrict__ value, const T* __restrict__ gradient, T* __restrict__ velocity,
-         const SgdStep<T>& step, std::size_t n) {
-  const T count = step.count, rate = step.learning_rate, momentum = step.momentum;
-  const bool live = count > 0;
+void sgd(T* __restrict__ value, const T* __restrict__ gradient, T* const* slots, const T* numbers,
+         std::size_t n) {
+  const T count = numbers[0], rate = numbers[1], momentum = numbers[2];
+  const bool live = count > 0, nesterov = numbers[3] != 0;
+  T* __restrict__ velocity = slots[0];
   if (!velocity) {
     for (std::size_t i = 0; i < n; ++i) value[i] -= rate * mean_gradient(gradient[i], count, live);
-  } else if (step.nesterov) {
+  } else if (nesterov) {
     for (std::size_t i = 0; i < n; ++i) {
       const T move = rate * mean_gradient(gradient[i], count, live);
       velocity[i] = momentum * velocity[i] - move;
@@ -38,10 +39,11 @@ void sgd(T* __restrict__ value, const T* __restrict__ gradient, T* __restrict__ 
 }
 
 template <class T>
-void adam(T* __restrict__ value, const T* __restrict__ gradient, T* __restrict__ m,
-          T* __restrict__ v, const AdamStep<T>& step, std::size_t n) {
-  const T count = step.count, rate = step.rate, epsilon = step.epsilon, keep = step.keep;
-  const T beta1 = step.beta1, rest1 = step.rest1, beta2 = step.beta2, rest2 = step.rest2;
+void adam(T* __restrict__ value, const T* __restrict__ gradient, T* const* slots, const T* numbers,
+          std::size_t n) {
+  const T count = numbers[0], rate = numbers[1], beta1 = numbers[2], rest1 = numbers[3];
+  const T beta2 = numbers[4], rest2 = numbers[5], epsilon = numbers[6], keep = numbers[7];
+  T* __restrict__ m = slots[0], * __restrict__ v = slots[1];
   const bool live = count > 0;
   for (std::size_t i = 0; i < n; ++i) {
     const T g = mean_gradient(gradient[i], count, live);
@@ -130,9 +132,7 @@ constexpr RowOperator<T> row_operators[] = {
 
 template <class T>
 constexpr FloatKernels<T> float_kernels{
-    sgd<T>,
-    adam<T>,
-    {adagrad<T>, lion<T>, rmsprop<T>},
+    {adagrad<T>, adam<T>, lion<T>, rmsprop<T>, sgd<T>},
     {row_operators<T>, row_operators<T> + sizeof(row_operators<T>) / sizeof(RowOperator<T>)},
 };
 

@@ -12,21 +12,6 @@
 
 namespace allreduce {
 
-// The parameters of one optimizer step besides its arrays. Gradients are sums over samples: they
-// are divided by `count`, and taken as zero if there were no samples.
-template <class T>
-struct SgdStep {
-  T count, learning_rate, momentum;
-  bool nesterov;
-};
-
-// `rate` is the learning rate with both bias corrections; `rest` is 1 - beta, rounded only once for
-// full precision. `keep` is the factor of decoupled weight decay.
-template <class T>
-struct AdamStep {
-  T count, rate, beta1, rest1, beta2, rest2, epsilon, keep;
-};
-
 // A setting of a row operator; `whole` is 0 if it is not an integer.
 struct RowNumber {
   double real;
@@ -65,22 +50,26 @@ struct RowOperators {
   const RowOperator<T>* end() const { return last; }
 };
 
-// Optimizers whose update is a kernel with its settings as plain numbers, in the table's order.
-enum class Rule : std::size_t { adagrad, lion, rmsprop };
-inline constexpr const char* kRuleNames[] = {"adagrad", "lion", "rmsprop"};
+// An optimizer's kernel, with the fewest slots that it takes.
+struct RuleName {
+  const char* name;
+  std::size_t slots;
+};
+// In the order of `rules`.
+inline constexpr RuleName kRules[] = {
+    {"adagrad", 1}, {"adam", 2}, {"lion", 1}, {"rmsprop", 1}, {"sgd", 0}};
 inline constexpr std::size_t kMostRuleSlots = 3, kMostRuleNumbers = 8;
 
-// Updates `n` values and the same range of each slot. The first number is the count of samples, the
-// others are what the optimizer's file in allreduce/optim hands over.
+// Updates `n` values and the same range of each slot. Gradients are sums over samples. The first
+// number is the count of samples, by which they are divided; if it is 0, they are taken as zero.
+// The others are the `numbers` of the optimizer's file in allreduce/optim.
 template <class T>
 using RuleKernel = void (*)(T* value, const T* gradient, T* const* slots, const T* numbers,
                             std::size_t n);
 
 template <class T>
 struct FloatKernels {
-  void (*sgd)(T* value, const T* gradient, T* velocity, const SgdStep<T>& step, std::size_t n);
-  void (*adam)(T* value, const T* gradient, T* m, T* v, const AdamStep<T>& step, std::size_t n);
-  RuleKernel<T> rules[3];
+  RuleKernel<T> rules[sizeof kRules / sizeof *kRules];
   RowOperators<T> rows;
 };
 

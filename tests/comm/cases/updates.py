@@ -8,6 +8,7 @@ import numpy as np
 
 from allreduce import _native
 from allreduce.comm import Communicator
+from allreduce.optim import Adam
 
 COUNT, HEADER = 100_003, 16
 
@@ -25,13 +26,14 @@ class Side:
         comm.barrier()
 
     def momentum(self) -> Any:
-        update = _native.sgd_update(self.header, self.velocity)
-        update.set(0.5, 0.9, False)
+        update = _native.rule_update("sgd", self.header, [self.velocity])
+        update.set([0.5, 0.9, 0.0])
         update.expect(b"", False)
         return update
 
     def adam(self) -> Any:
-        update = _native.adam_update(self.header, self.velocity, np.zeros(COUNT, np.float32))
-        update.set(0.1, 0.9, 0.999, 1e-7, 0.0, 1)
+        slots = [self.velocity, np.zeros(COUNT, np.float32)]
+        update = _native.rule_update("adam", self.header, slots)
+        update.set(Adam(0.1).numbers(1))
         update.expect(b"", False)
         return update

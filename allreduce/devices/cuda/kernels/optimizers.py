@@ -52,7 +52,7 @@ def sgd(rule: Any) -> Update:
 
 
 def adam(rule: Any) -> Update:
-    """Return the update of Adam and AdamW; the form of kernels/cpu/nn/optimizer_steps.h."""
+    """Return the update of Adam and AdamW; the form of `Adam.numbers`."""
 
     def update(p: Any, g: Any, slots: Mapping[str, Any], count: Any, step: int) -> None:
         rate = rule.rate(step)

@@ -60,8 +60,8 @@ def _arrays(comm: Communicator, count: int, what: str) -> tuple[Array, Array, Ca
     if what == "reduce":
         return x, slots, lambda: comm.all_reduce(x, op="max", out=x, async_op=True)
     header = np.ones(16, "float32")
-    update = _native.sgd_update(header, slots)
-    update.set(0.5, 0.9, False)
+    update = _native.rule_update("sgd", header, [slots])
+    update.set([0.5, 0.9, 0.0])
     update.expect(b"", False)
     return x, slots, update_init(comm, gradients, x, update, header)
 
