@@ -27,11 +27,15 @@ class Segment:
     """A mapped memfd: one byte says whether it is in use; arrays begin at `_DATA`."""
 
     number: int
-    memory: np.ndarray  # of its bytes
+    mapping: mmap.mmap
+
+    @property
+    def memory(self) -> np.ndarray:
+        return np.frombuffer(self.mapping, np.uint8)
 
     @property
     def capacity(self) -> int:
-        return len(self.memory) - _DATA
+        return len(self.mapping) - _DATA
 
 
 class Sender:
@@ -51,7 +55,7 @@ class Sender:
             OSError: There is no memory for another segment.
         """
         fitting = [each for each in self._segments if each.capacity >= array.nbytes]
-        free = next((each for each in fitting if each.memory[0] == _FREE), None)
+        free = next((each for each in fitting if each.mapping[0] == _FREE), None)
         descriptor = None
         if free is None:
             if len(self._segments) == MOST_SEGMENTS:
@@ -59,7 +63,7 @@ class Sender:
             descriptor = allocate(_DATA + _rounded(array.nbytes))
             free = Segment(len(self._segments) + 1, _map(descriptor))
             self._segments.append(free)
-        free.memory[0] = _IN_USE
+        free.mapping[0] = _IN_USE
         free.memory[_DATA : _DATA + array.nbytes] = array.reshape(-1).view(np.uint8)
         return free, descriptor
 
@@ -91,17 +95,17 @@ class Receiver:
         count = int(np.prod(shape, dtype=np.int64))
         if segment is None or count * dtype.itemsize > segment.capacity:
             raise ValueError(f"it sent {count} elements in segment {number}, which is not there")
-        array = np.frombuffer(segment.memory.base, dtype, count, _DATA)
-        weakref.finalize(array, _let_go, segment.memory).atexit = False
+        array = np.frombuffer(segment.mapping, dtype, count, _DATA)
+        weakref.finalize(array, _let_go, segment.mapping).atexit = False
         return array.reshape(shape)
 
 
-def _let_go(memory: np.ndarray) -> None:
-    memory[0] = _FREE
+def _let_go(mapping: mmap.mmap) -> None:
+    mapping[0] = _FREE
 
 
-def _map(descriptor: int) -> np.ndarray:
-    return np.frombuffer(mmap.mmap(descriptor, os.fstat(descriptor).st_size), np.uint8)
+def _map(descriptor: int) -> mmap.mmap:
+    return mmap.mmap(descriptor, os.fstat(descriptor).st_size)
 
 
 def _rounded(nbytes: int) -> int:

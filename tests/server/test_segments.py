@@ -40,7 +40,7 @@ def test_arrays_of_all_sizes_arrive(ends: tuple[Channel, Channel, Received]) -> 
     sender, _, received = ends
     random = np.random.default_rng(0)
     for size in (0, 1, LARGE - 1, LARGE, LARGE + 1, 3 * LARGE):
-        sent = [random.standard_normal((size, 1)).astype(np.float32), np.arange(size)]
+        sent: list[np.ndarray] = [random.random((size, 1), np.float32), np.arange(size)]
         _send(sender, *sent)
         for one, other in zip(received.get(timeout=10), sent, strict=True):
             np.testing.assert_array_equal(one, other)
@@ -59,7 +59,7 @@ def test_a_segment_is_used_again_when_its_array_is_gone(
         numbers.add(frame.arrays[0].segment)
         if step == 10:
             kept = part
-    assert len(numbers) <= 3
+    assert len(numbers) <= 4  # the kept one, this step's, and what reading threads still hold
     assert 0 not in numbers
     assert kept.tolist() == [10, 10]
 
