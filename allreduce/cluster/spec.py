@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from allreduce import settings
+from allreduce.cluster.host.launchers import launcher
 from allreduce.errors import UsageError
 
 # The jobs of one cluster in the order in which its tasks are counted: TensorFlow's.
@@ -103,12 +104,8 @@ def own_task(environ: Mapping[str, str] | None = None) -> tuple[ClusterSpec, str
     environ = os.environ if environ is None else environ
     read = settings.load(environ)
     if read.cluster is not None:
-        if read.task is None:
-            raise UsageError(
-                "ALLREDUCE_CLUSTER is set without ALLREDUCE_TASK; set it to this process's task, "
-                "such as worker:0"
-            )
-        spec, job, task = ClusterSpec(read.cluster), *parse_task(read.task)
+        spec = ClusterSpec(read.cluster)
+        job, task = _by_rank(spec, environ) if read.task is None else parse_task(read.task)
     elif environ.get("TF_CONFIG"):
         found = _read(environ["TF_CONFIG"])
         if not isinstance(found.get("task"), Mapping):
@@ -119,6 +116,27 @@ def own_task(environ: Mapping[str, str] | None = None) -> tuple[ClusterSpec, str
         return None
     spec.address(job, task)
     return spec, job, task
+
+
+def _by_rank(spec: ClusterSpec, environ: Mapping[str, str]) -> tuple[str, int]:
+    """Return the task of an MPI rank: ranks are the cluster's tasks in their order.
+
+    Raises:
+        UsageError: No MPI launcher has started this process, or it started more ranks than tasks.
+    """
+    started = launcher(environ)
+    tasks = [(job, task) for job, task, _ in spec]
+    if started is None:
+        raise UsageError(
+            "ALLREDUCE_CLUSTER is set without ALLREDUCE_TASK; set it to this process's task, "
+            "such as worker:0"
+        )
+    if started.size != len(tasks):
+        raise UsageError(
+            f"{started}, but ALLREDUCE_CLUSTER has {len(tasks)} tasks; start as many ranks, or set "
+            "ALLREDUCE_TASK on each"
+        )
+    return tasks[started.rank]
 
 
 def collective_tasks(spec: ClusterSpec) -> list[tuple[str, int]]:

@@ -23,8 +23,9 @@ import numpy as np
 
 from allreduce.cluster.leader.proof import NONCE_BYTES, PROOF_BYTES, digest, proves
 from allreduce.errors import PeerLostError
-from allreduce.server import segments
+from allreduce.server import mpi_messages, segments
 from allreduce.server import task_pb2 as pb
+from allreduce.server.mpi_messages import MpiMessages
 
 BEAT_SECONDS = 2.0
 DEAD_SECONDS = 6.0  # without a byte
@@ -79,6 +80,8 @@ class Channel:
         handle: Called with each frame and its arrays, but heartbeats.
         lost: Called once, with the reason, when the connection has ended.
         is_clients: Whether threads read in `wait` instead of in the background.
+        mpi: Receives large arrays of other ranks of the same MPI job; None if there is none.
+        mpi_rank: The other end's rank, if large arrays are sent so.
     """
 
     def __init__(
@@ -89,8 +92,11 @@ class Channel:
         lost: Callable[[Channel, str], None],
         *,
         is_clients: bool = False,
+        mpi: MpiMessages | None = None,
+        mpi_rank: int | None = None,
     ) -> None:
         self.peer = peer
+        self._mpi, self._mpi_rank = mpi, mpi_rank
         self._is_clients = is_clients
         self._socket = connection
         self._handle, self._lost = handle, lost
@@ -119,9 +125,14 @@ class Channel:
         try:
             with self._sending:
                 parts: list[Any] = []
+                messages: list[np.ndarray] = []
                 descriptors: list[int] = []
                 for each in arrays:
-                    self._add(frame, np.asarray(each, order="C"), parts, descriptors)
+                    whole = np.asarray(each, order="C")
+                    if self._mpi_rank is not None and whole.nbytes >= mpi_messages.SMALLEST:
+                        messages.append(self._announce(frame, whole))
+                    else:
+                        self._add(frame, whole, parts, descriptors)
                 message = frame.SerializeToString()
                 parts.insert(0, _LENGTH.pack(len(message)) + message)
                 try:
@@ -129,9 +140,20 @@ class Channel:
                 finally:
                     for descriptor in descriptors:
                         os.close(descriptor)
+                for each in messages:
+                    assert self._mpi is not None
+                    assert self._mpi_rank is not None
+                    self._mpi.send(each, self._mpi_rank)
         except OSError as error:
             self.end(f"sending failed: {error.strerror or error}")
             raise PeerLostError(f"{self.peer} is lost: {self.ended}") from error
+
+    def _announce(self, frame: pb.Frame, array: np.ndarray) -> np.ndarray:
+        """Describe an array that follows the frame as a message of MPI."""
+        assert self._mpi is not None
+        header = frame.arrays.add(dtype=array.dtype.str, shape=array.shape)
+        header.by_mpi = self._mpi.rank + 1
+        return array
 
     def _add(
         self, frame: pb.Frame, array: np.ndarray, parts: list[Any], descriptors: list[int]
@@ -248,7 +270,11 @@ class Channel:
                 arrays.append(self._shared(each, dtype, shape))
                 continue
             array = np.empty(shape, dtype)
-            if array.nbytes:
+            if each.by_mpi:
+                if self._mpi is None:
+                    raise ValueError("it sent an array by MPI, which this process does not use")
+                self._mpi.receive(array, each.by_mpi - 1)
+            elif array.nbytes:
                 self._fill(array.reshape(-1).view(np.uint8).data)
             arrays.append(array)
         return frame, arrays

@@ -14,9 +14,11 @@ from allreduce.cluster.host.address import split
 from allreduce.cluster.leader.proof import NONCE_BYTES, digest, proves
 from allreduce.cluster.leader.rpc import grpc
 from allreduce.errors import JoinError, TimeoutError
+from allreduce.events import logger
 from allreduce.server import task_pb2 as pb
 from allreduce.server import task_pb2_grpc
 from allreduce.server.channel import Channel, Handle, connect
+from allreduce.server.mpi_messages import MpiMessages
 
 PROTOCOL = 1
 MOST_MESSAGE_BYTES = (1 << 31) - 1  # constants travel inside of graphs
@@ -108,6 +110,7 @@ class Peer:
         lost: Callable[[Channel, str], None],
         *,
         is_clients: bool = False,
+        mpi: MpiMessages | None = None,
     ) -> Channel:
         """Open the data connection; the arguments are those of `Channel`.
 
@@ -125,7 +128,13 @@ class Peer:
                 f"[server] {self.name} does not accept a data connection at {host}:"
                 f"{self.hello.data_port}: {error}"
             ) from error
-        return Channel(connection, self.name, handle, lost, is_clients=is_clients)
+        same_job = mpi is not None and mpi.job == self.hello.mpi_job
+        rank = self.hello.mpi_rank if same_job else None
+        if rank is not None:
+            logger.info("[server] MPI carries large arrays to %s", self.name)
+        return Channel(
+            *(connection, self.name, handle, lost), is_clients=is_clients, mpi=mpi, mpi_rank=rank
+        )
 
     def _connect_local(self, identity: str) -> socket.socket | None:
         """Connect to a task of this host by a Unix socket, which is faster; None if that fails."""

@@ -7,6 +7,7 @@ import logging
 import secrets
 import socket
 import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,8 @@ from allreduce.cluster.leader.proof import NONCE_BYTES, digest, proves
 from allreduce.cluster.leader.rpc import grpc
 from allreduce.cluster.spec import ClusterSpec, own_task, parse_task
 from allreduce.devices.names import DeviceName
-from allreduce.errors import JoinError, PeerLostError, UsageError
+from allreduce.devices.options import start_logging
+from allreduce.errors import JoinError, PeerLostError, TimeoutError, UsageError
 from allreduce.events import logger
 from allreduce.graph.partition.tasks import task_name
 from allreduce.server import task_pb2 as pb
@@ -30,10 +32,12 @@ from allreduce.server.channel import Channel, accept
 from allreduce.server.connect import OPTIONS, PROTOCOL, Peer
 from allreduce.server.encode import decode, encode
 from allreduce.server.master import named_tasks, plan
+from allreduce.server.mpi_messages import MpiMessages
 from allreduce.server.worker import Worker
 
 _THREADS = 16  # for registering; steps have the threads of their connection
 _MOST_NONCES = 10_000
+_LOOK = 1.0  # seconds, between questions whether a task that is not up has ended
 _HANDSHAKES = 64  # strangers and others that may be connecting at the same time
 
 
@@ -64,6 +68,7 @@ class Server:
         *,
         secret: str | bytes | None = None,
     ) -> None:
+        start_logging()
         self.cluster, job, number = _own(cluster, job_name, task_index)
         self.task = DeviceName(job=job, replica=0, task=number)
         self.name = task_name(self.task)
@@ -73,12 +78,14 @@ class Server:
         self._secret = found.encode() if isinstance(found, str) else found or b""
         _check_secret(address, self._secret)
         self.generation = secrets.randbits(63)
+        self._mpi = MpiMessages() if settings.load().transport == "mpi" else None
         self.worker = Worker(self.task, self._channel_of)
         self._peers: dict[str, Peer] = {}
         self._channels: dict[str, tuple[Channel, int]] = {}  # by task, with its generation
         self._inbound: set[Channel] = set()
         self._connecting = threading.RLock()
         self._nonces: dict[bytes, bool] = {}  # and whether a data connection has used it
+        self._seen: set[str] = set()  # tasks that have been up
         self._handles = 0
         self._closed = threading.Event()
         self._listener = _listen(split(address)[0])
@@ -103,14 +110,34 @@ class Server:
         """
         ended = threading.Event()
         if task is not None:
-            job, number = parse_task(task)
-            peer = Peer(self.cluster.address(job, number), self._secret, settings.load().timeout)
+            peer = self._await_task(*parse_task(task))
+            if peer is None:
+                return
             channel = peer.open(self.name, self._handle, lambda *_: ended.set())
             peer.close()
         while not (self._closed.wait(0.5) or ended.is_set()):  # so that Ctrl-C is noticed
             pass
         if task is not None:
             channel.leave()
+
+    def _await_task(self, job: str, number: int) -> Peer | None:
+        """Return a task when it is up; None if it has been up before and has ended.
+
+        Raises:
+            TimeoutError: It does not come up in time.
+        """
+        timeout = settings.load().timeout
+        deadline = time.monotonic() + timeout
+        name = task_name(DeviceName(job=job, replica=0, task=number))
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return Peer(self.cluster.address(job, number), self._secret, min(left, _LOOK))
+            except TimeoutError:
+                if name in self._seen:
+                    return None
+                if left <= _LOOK:
+                    raise
 
     def close(self) -> None:
         """Stop serving; other tasks and clients see this task as lost."""
@@ -173,6 +200,8 @@ class Server:
             devices=[str(each) for each in self.worker.devices],
             machine=machine.identity(),
             local_name=self._local_name,
+            mpi_job="" if self._mpi is None else self._mpi.job,
+            mpi_rank=0 if self._mpi is None else self._mpi.rank,
         )
 
     def knows(self, caller: pb.Caller) -> bool:
@@ -231,6 +260,7 @@ class Server:
 
     def register_part(self, request: pb.RegisterPartRequest) -> pb.RegisterPartReply:
         """Compile this task's part of a graph."""
+        self._seen.update(request.generations)
         return pb.RegisterPartReply(missing=self.worker.register(request))
 
     # --- other tasks ---
@@ -274,7 +304,7 @@ class Server:
     def _open(self, task: DeviceName) -> tuple[Channel, int]:
         try:
             peer = self._peer(task, 1.0)
-            channel = peer.open(self.name, self._handle, self._lose)
+            channel = peer.open(self.name, self._handle, self._lose, mpi=self._mpi)
         except (JoinError, TimeoutError) as error:
             raise PeerLostError(f"[server] {task_name(task)} is lost: {error}") from error
         self._channels[task_name(task)] = channel, peer.hello.generation
@@ -332,7 +362,8 @@ class Server:
         finally:
             self._handshakes.release()
         with self._connecting:
-            self._inbound.add(Channel(connection, peer, self._handle, self._lose))
+            channel = Channel(connection, peer, self._handle, self._lose, mpi=self._mpi)
+            self._inbound.add(channel)
 
     def _take_nonces(self, nonces: bytes) -> bool:
         """Return whether a handshake made these nonces, for the first data connection only."""

@@ -15,6 +15,7 @@ import numpy as np
 import allreduce.errors as errors
 from allreduce import settings
 from allreduce.cluster.spec import ClusterSpec, parse_task
+from allreduce.devices.options import start_logging
 from allreduce.errors import AllreduceError, InternalError, PeerLostError, TimeoutError, UsageError
 from allreduce.events import logger
 from allreduce.graph.core.node import Graph
@@ -95,6 +96,7 @@ class Session:
     ) -> None:
         if not isinstance(target, str) or not target.startswith("grpc://"):
             raise UsageError(f"a session's target is 'grpc://host:port', not {target!r}")
+        start_logging()
         read = settings.load()
         found = read.secret if secret is None else secret
         self._secret = found.encode() if isinstance(found, str) else found or b""

@@ -16,7 +16,7 @@ class HelloRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("nonce", "proof", "cluster", "job", "task", "generation", "data_port", "devices", "machine", "local_name")
+    __slots__ = ("nonce", "proof", "cluster", "job", "task", "generation", "data_port", "devices", "machine", "local_name", "mpi_job", "mpi_rank")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,8 @@ class HelloReply(_message.Message):
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     LOCAL_NAME_FIELD_NUMBER: _ClassVar[int]
+    MPI_JOB_FIELD_NUMBER: _ClassVar[int]
+    MPI_RANK_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     proof: bytes
     cluster: str
@@ -37,7 +39,9 @@ class HelloReply(_message.Message):
     devices: _containers.RepeatedScalarFieldContainer[str]
     machine: str
     local_name: str
-    def __init__(self, nonce: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., cluster: _Optional[str] = ..., job: _Optional[str] = ..., task: _Optional[int] = ..., generation: _Optional[int] = ..., data_port: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., machine: _Optional[str] = ..., local_name: _Optional[str] = ...) -> None: ...
+    mpi_job: str
+    mpi_rank: int
+    def __init__(self, nonce: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., cluster: _Optional[str] = ..., job: _Optional[str] = ..., task: _Optional[int] = ..., generation: _Optional[int] = ..., data_port: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., machine: _Optional[str] = ..., local_name: _Optional[str] = ..., mpi_job: _Optional[str] = ..., mpi_rank: _Optional[int] = ...) -> None: ...
 
 class Caller(_message.Message):
     __slots__ = ("nonces", "proof")
@@ -266,8 +270,8 @@ class Array(_message.Message):
     data: bytes
     segment: int
     is_new: bool
-    by_mpi: bool
-    def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., segment: _Optional[int] = ..., is_new: bool = ..., by_mpi: bool = ...) -> None: ...
+    by_mpi: int
+    def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., segment: _Optional[int] = ..., is_new: bool = ..., by_mpi: _Optional[int] = ...) -> None: ...
 
 class Record(_message.Message):
     __slots__ = ("kind", "fields")
