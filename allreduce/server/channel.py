@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.cluster.leader.proof import NONCE_BYTES, PROOF_BYTES, digest, proves
+from allreduce.cluster.leader.proof import NONCE_BYTES
+from allreduce.comm.transports import handshake
 from allreduce.errors import PeerLostError
 from allreduce.server import mpi_messages, segments
 from allreduce.server import task_pb2 as pb
@@ -32,7 +33,7 @@ DEAD_SECONDS = 6.0  # without a byte
 HANDSHAKE_SECONDS = 5.0
 
 _LENGTH = struct.Struct("!I")
-_MAGIC = b"allreduce.data.1"
+_CLAIM = struct.Struct(f"{2 * NONCE_BYTES}s256p")  # the nonces and the name of the caller
 _MOST_FRAME_BYTES = 1 << 24  # names and descriptions; arrays come behind
 _MOST_ARRAY_BYTES = 1 << 36
 _BUFFER_BYTES = 1 << 16
@@ -371,11 +372,10 @@ def connect(
     try:
         if isinstance(address, str):
             connection.connect(f"\0{address}")
-        name = identity.encode()
-        proof = digest(secret, b"data", nonces, name)
-        connection.sendall(_MAGIC + nonces + proof + _LENGTH.pack(len(name)) + name)
-        if _exactly(connection, PROOF_BYTES) != digest(secret, b"accept", nonces, name):
-            raise ConnectionRefusedError("it does not know the secret")
+        handshake.call(connection, _credentials(secret), _CLAIM.pack(nonces, identity.encode()))
+    except handshake.HandshakeError as error:
+        connection.close()
+        raise ConnectionRefusedError(str(error)) from error
     except BaseException:
         connection.close()
         raise
@@ -394,24 +394,18 @@ def accept(connection: socket.socket, secret: bytes, is_known: Callable[[bytes],
         OSError, ValueError: The other end did not prove to know the secret in time.
     """
     connection.settimeout(HANDSHAKE_SECONDS)
-    head = _exactly(connection, len(_MAGIC) + 2 * NONCE_BYTES + PROOF_BYTES + _LENGTH.size)
-    nonces = head[len(_MAGIC) : len(_MAGIC) + 2 * NONCE_BYTES]
-    proof = head[len(_MAGIC) + 2 * NONCE_BYTES : -_LENGTH.size]
-    (length,) = _LENGTH.unpack(head[-_LENGTH.size :])
-    if not head.startswith(_MAGIC) or length > 1024:
-        raise ValueError("no handshake of a data connection")
-    name = _exactly(connection, length)
-    if not is_known(nonces) or not proves(proof, digest(secret, b"data", nonces, name)):
-        raise ValueError("it does not know the secret")
-    connection.sendall(digest(secret, b"accept", nonces, name))
+    challenge, claim = handshake.Challenge(_credentials(secret), _CLAIM.size), None
+    try:
+        while claim is None:
+            reply, claim = challenge.answer(handshake.receive(connection, challenge.expects))
+            if claim is not None and not is_known(_CLAIM.unpack(claim)[0]):
+                raise ValueError("its gRPC handshake was not made here, or has been used")
+            connection.sendall(reply)
+    except handshake.HandshakeError as error:
+        raise ValueError(str(error)) from error
+    name: bytes = _CLAIM.unpack(claim)[1]
     return name.decode()
 
 
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    received = b""
-    while len(received) < count:
-        more = connection.recv(count - len(received))
-        if not more:
-            raise ConnectionResetError("the connection was closed")
-        received += more
-    return received
+def _credentials(secret: bytes) -> handshake.Credentials:
+    return handshake.Credentials("cluster", "data", secret)

@@ -20,7 +20,7 @@ from allreduce.server import task_pb2_grpc
 from allreduce.server.channel import Channel, Handle, connect
 from allreduce.server.mpi_messages import MpiMessages
 
-PROTOCOL = 1
+PROTOCOL = 2
 MOST_MESSAGE_BYTES = (1 << 31) - 1  # constants travel inside of graphs
 OPTIONS = [
     ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),

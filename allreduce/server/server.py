@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import secrets
 import socket
 import threading
@@ -165,11 +164,10 @@ class Server:
         pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="allreduce-grpc")
         made = grpc.server(pool, options=[*OPTIONS, ("grpc.so_reuseport", 0)])
         task_pb2_grpc.add_TaskServicer_to_server(_Service(self), made)  # type: ignore[no-untyped-call]
-        with _quiet():
-            try:
-                bound = made.add_insecure_port(address)
-            except RuntimeError:
-                bound = 0
+        try:
+            bound = made.add_insecure_port(address)
+        except RuntimeError:
+            bound = 0
         if not bound:
             self._listener.close()
             self._local.close()
@@ -286,11 +284,7 @@ class Server:
         return peer
 
     def _channel_of(self, task: DeviceName, generation: int) -> Channel:
-        """Return the data connection to a task of a generation.
-
-        Raises:
-            PeerLostError: It is lost, or has restarted.
-        """
+        """Return the data connection to a task of a generation."""
         name = task_name(task)
         known = self._channels.get(name)
         if known is None:
@@ -513,14 +507,3 @@ def _listen(host: str) -> socket.socket:
             "cluster this host's?"
         ) from error
     return made
-
-
-@contextlib.contextmanager
-def _quiet() -> Any:
-    """Keep gRPC's own report of a taken port from the log: the error says it."""
-    grpc_logger = logging.getLogger("grpc")
-    before, grpc_logger.disabled = grpc_logger.disabled, True
-    try:
-        yield
-    finally:
-        grpc_logger.disabled = before
