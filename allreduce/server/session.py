@@ -219,11 +219,7 @@ class Session:
         return _Program(returned, reply.handle, parts, settled)
 
     def _create(self, missing: Mapping[str, list[str]], variables: Mapping[str, Variable]) -> None:
-        """Give initial values to new variables, or wait until the chief has.
-
-        Raises:
-            PeerLostError: A task has lost the values that its variables had.
-        """
+        """Give initial values to new variables, or wait until the chief has."""
         lost = [(n, task) for task, names in missing.items() for n in names if n in self._created]
         if lost:
             raise PeerLostError(
@@ -381,11 +377,7 @@ def _trace(fn: Callable[..., Any], arguments: Arguments) -> tuple[Graph, Returne
 
 
 def _variables(graph: Graph) -> dict[str, Variable]:
-    """Return a graph's variables by name.
-
-    Raises:
-        UsageError: Two have one name, or one belongs to this process.
-    """
+    """Return a graph's variables by name."""
     found: dict[str, Variable] = {}
     for node in graph.nodes:
         read = node.attrs.get("variable")

@@ -96,7 +96,7 @@ def check_single(environ: Mapping[str, str]) -> None:
     """Refuse a world of one if a launcher made this process a rank of a larger job.
 
     Raises:
-        JoinError: One did.
+        JoinError: A PMIx launcher did, without the number of ranks.
     """
     if "PMIX_RANK" in environ and "PMIX_NAMESPACE" in environ:
         raise JoinError(

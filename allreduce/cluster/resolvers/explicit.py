@@ -39,11 +39,7 @@ def join_leader(request: Request, source: str, evidence: str, ignored: str) -> W
 
 
 def _checked(request: Request) -> tuple[int, int]:
-    """Return rank and size.
-
-    Raises:
-        UsageError: Something is missing, malformed or out of range.
-    """
+    """Return rank and size."""
     rank, size = request.rank, request.size
     given = ", ".join(request.named)
     needed = {"rank": rank, "size": size} | ({"leader": request.leader} if size != 1 else {})

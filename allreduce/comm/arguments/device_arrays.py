@@ -76,11 +76,7 @@ def prepare_message(
 
 
 def _own(context: Context, name: str, array: Any, device: Device) -> Any:
-    """Return an array as one of the device's own, without a copy.
-
-    Raises:
-        UsageError: It lies elsewhere, or is not contiguous.
-    """
+    """Return an array as one of the device's own, without a copy."""
     if array is None:
         return None
     if not (device.holds(array) or device.borrows(array)):

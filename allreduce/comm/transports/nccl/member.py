@@ -62,12 +62,7 @@ class NcclMember:
         enter()
 
     def _settle(self, timeout: float, what: str, check: Callable[[], None]) -> None:
-        """Wait until NCCL has finished what it does in the background.
-
-        Raises:
-            TimeoutError: It takes longer than `timeout`.
-            InternalError: It has failed.
-        """
+        """Wait until NCCL has finished what it does in the background."""
         until = time.monotonic() + timeout
         while (status := self.status()) == "InProgress":
             if time.monotonic() >= until:

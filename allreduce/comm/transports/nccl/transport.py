@@ -130,11 +130,7 @@ class NcclTransport(Transport):
         return made
 
     def _check_apart(self, device: Device) -> None:
-        """Refuse members that share a GPU, unless NCCL was given leave.
-
-        Raises:
-            UnsupportedError: Two do; on all members.
-        """
+        """Refuse members that share a GPU, unless NCCL was given leave."""
         mine = np.frombuffer(device.identity.encode().ljust(_IDENTITY_BYTES), np.uint8)
         everyones = np.zeros(_IDENTITY_BYTES * len(self.members), np.uint8)
         text = "nccl(compare the GPUs of the members)"
@@ -154,11 +150,7 @@ class NcclTransport(Transport):
             )
 
     def _compare(self, text: str) -> None:
-        """Compare a call's text with the other members' before it is enqueued.
-
-        Raises:
-            MismatchError: They differ; the message has both.
-        """
+        """Compare a call's text with the other members' before it is enqueued."""
         same = Call("barrier", None, "none", 0, None, self._group, call_text=text)
         self.control.start(same, None, None, lambda: None).wait()
 
@@ -227,11 +219,7 @@ class NcclTransport(Transport):
             self._fail(f"an NCCL call was not complete after {waited:.3g} s", late=True)
 
     def _check_lives(self, seconds: float) -> None:
-        """Raise if the job has lost a member, or learns of it within `seconds`.
-
-        Raises:
-            PeerLostError: It has; names the member.
-        """
+        """Raise if the job has lost a member, or learns of it within `seconds`."""
         try:
             self._lives(seconds)
         except PeerLostError as error:
