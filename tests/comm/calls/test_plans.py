@@ -13,7 +13,7 @@ from allreduce.comm.calls.call import PATHS, Call
 from allreduce.comm.calls.plan import Plan, Topology
 from allreduce.comm.selection.choosing import choices_for
 from allreduce.comm.selection.table import Row
-from allreduce.comm.transports.mpi.plan import plan_mpi
+from allreduce.comm.transports.mpi.converted import plan_mpi
 from allreduce.comm.transports.tcp.plan import plan_tcp
 from allreduce.errors import UnsupportedError, UsageError
 from tests.comm.ranks.tables import before_the_table
