@@ -16,8 +16,7 @@ from allreduce.comm.transports.hierarchical.transport import HierarchicalTranspo
 from allreduce.comm.transports.mpi import converted, mpi_progress
 from allreduce.comm.transports.mpi.transport import MpiTransport
 from allreduce.comm.transports.mpi.types import Library
-from allreduce.errors import MismatchError, OutOfMemoryError
-from tests.comm.cases.exchanges import everybody_to_everybody, rooted, unequal, unequal_exchange
+from allreduce.errors import MismatchError, OutOfMemoryError, UnsupportedError
 from tests.comm.cases.message_cases import many
 from tests.comm.cases.operator_cases import FEW, every_type, reduces
 
@@ -29,17 +28,22 @@ def transport(comm: Communicator) -> MpiTransport:
 
 
 def pieces(comm: Communicator) -> None:
-    """Arrays too long for one call of MPI travel in several: with a library that counts to 599."""
+    """With a library that counts to 599, converted types and messages travel in pieces."""
     mine = transport(comm)
     mine._library, whole = Library(mine._mpi, 599), mine._library
     converted._PIECE_BYTES, most = 4 * 599, converted._PIECE_BYTES
     try:
-        for case in (rooted, everybody_to_everybody, unequal, unequal_exchange):
-            case(comm, "private")
+        halves = np.ones(1500, np.float16)
+        assert (comm.all_reduce(halves) == comm.size).all()
+        many(comm)
+        x = np.ones(600 * comm.size)
+        for call in (comm.all_reduce, comm.broadcast, comm.all_to_all, comm.reduce_scatter):
+            with pytest.raises(UnsupportedError, match="counts up to 599; pass the array in pie"):
+                call(x)
+        mine._library = whole
         every_type(comm)
         for op, dtype in FEW:
             reduces(comm, "private", op, dtype)
-        many(comm)
     finally:
         mine._library, converted._PIECE_BYTES = whole, most
 

@@ -1,8 +1,8 @@
 """Translate a collective call to MPI: type, counts, and number of requests.
 
 Types that MPI lacks are converted (converted.py): float16 and bfloat16 to float32, in which they
-are also summed, booleans to bytes of 0 and 1. A library before MPI-4 counts in 32 bits: larger
-arrays are reduced in pieces, and moved with one derived type per peer.
+are also summed, booleans to bytes of 0 and 1. A library before MPI-4 counts in 32 bits, and more
+elements are refused.
 """
 
 from __future__ import annotations
@@ -23,11 +23,8 @@ from allreduce.comm.transports.mpi.types import (
     REDUCING,
     TYPES,
     Library,
-    Range,
     address,
     cut,
-    pieces,
-    typed_buffer,
     wire_dtype,
 )
 from allreduce.errors import UnsupportedError
@@ -44,7 +41,7 @@ class Collective:
         where: "[mpi] rank 2", for messages.
 
     Raises:
-        UnsupportedError: The operator makes no sense on the type.
+        UnsupportedError: The operator makes no sense on the type, or MPI cannot count the elements.
     """
 
     library: Library
@@ -54,7 +51,6 @@ class Collective:
     out: Array | None
     where: str
     _requests: list[Any] = field(default_factory=list)
-    _types: list[Any] = field(default_factory=list)
     _piece: Piece | None = None  # the one on its way, of what is converted,
     _ahead: deque[Piece] = field(default_factory=deque)  # and those behind it
 
@@ -63,12 +59,13 @@ class Collective:
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
         self._x = None if self.x is None else self.x.reshape(-1)
         self._out = None if self.out is None else self.out.reshape(-1)
+        array = self._x if self._out is None else self._out
         if call.collective in REDUCING:
             self._prepare_reduction(mpi)
-            return
-        array = self._x if self._out is None else self._out
-        if array is not None:
+        elif array is not None:
             self._type = getattr(mpi, MOVED[array.dtype.itemsize])
+        if array is not None and not self._ahead:
+            self._check_countable()
 
     def _prepare_reduction(self, mpi: Any) -> None:
         call = self.call
@@ -85,19 +82,21 @@ class Collective:
                 Piece(part, call, wire, self._type) for part in parts(call, wire, self.size)
             )
 
-    @property
-    def large(self) -> bool:
-        """Whether MPI cannot count this member's elements; the others may see it differently."""
-        return sum(self._shares()) + sum(self.call.receives or ()) > self.library.most
+    def _check_countable(self) -> None:
+        whole = self.call.collective in ("all_reduce", "reduce", "broadcast")
+        sent = self.call.count if whole else sum(self._shares())
+        elements = max(sent, sum(self.call.receives or ()))
+        if elements > self.library.most:
+            raise UnsupportedError(
+                f"{self.where}: {self.call.collective} of {elements} elements: this MPI library "
+                f"counts up to {self.library.most}; pass the array in pieces, or use a library of "
+                "MPI-4, such as MPICH 4"
+            )
 
-    def post(self, simple: bool) -> None:
-        """Start moving: from now on the output is written.
-
-        Args:
-            simple: Whether it is `large` on no member.
-        """
+    def post(self) -> None:
+        """Start moving: from now on the output is written."""
         if not self._next_piece():
-            getattr(self, f"_{self.call.collective}")(self._shares(), simple)
+            getattr(self, f"_{self.call.collective}")(self._shares())
 
     @property
     def posted(self) -> bool:
@@ -123,8 +122,6 @@ class Collective:
             self._finish()
             if self._next_piece():
                 continue
-            while self._types:
-                self._types.pop().Free()
             return True
         return False
 
@@ -137,130 +134,90 @@ class Collective:
             assert self._out is not None, "sums have a place"
             self._piece.finish(self._out)
 
-    # --- reducing: `shares` are elements per member, `simple` that one call can count them -------
+    # --- reducing: `shares` are elements per member ----------------------------------------------
 
-    def _all_reduce(self, shares: Sequence[int], simple: bool) -> None:  # noqa: ARG002
-        assert self._x is not None
-        assert self._out is not None
-        same = address(self._x) == address(self._out)
-        for part in pieces(0, self.call.count, self.library.most):
-            source = self.library.mpi.IN_PLACE if same else self._spec(self._x, part)
-            self._add(self.comm.Iallreduce(source, self._spec(self._out, part), self._op))
+    def _all_reduce(self, shares: Sequence[int]) -> None:  # noqa: ARG002
+        source, target = self._source(), self._spec(self._out, self.call.count)
+        self._add(self.comm.Iallreduce(source, target, self._op))
 
-    def _reduce(self, shares: Sequence[int], simple: bool) -> None:  # noqa: ARG002
-        assert self.call.root is not None
-        self._reduce_range(0, self.call.count, self.call.root, 0)
+    def _reduce(self, shares: Sequence[int]) -> None:  # noqa: ARG002
+        is_root = self.rank == self.call.root
+        source = self._source() if is_root else self._spec(self._x, self.call.count)
+        target = self._spec(self._out, self.call.count) if is_root else None
+        self._add(self.comm.Ireduce(source, target, self._op, root=self.call.root))
 
-    def _reduce_scatter(self, shares: Sequence[int], simple: bool) -> None:
-        if not simple:
-            for root, (first, count) in enumerate(cut(shares)):
-                self._reduce_range(first, count, root, first)
-            return
-        target = self._spec(self._out, (0, shares[self.rank]))
+    def _source(self) -> Any:
+        """Describe the input of a reduction, which may be the output."""
+        if address(self._x) == address(self._out):
+            return self.library.mpi.IN_PLACE
+        return self._spec(self._x, self.call.count)
+
+    def _reduce_scatter(self, shares: Sequence[int]) -> None:
+        target = self._spec(self._out, shares[self.rank])
         if self.call.counts is None:
-            source = self._spec(self._x, (0, self.call.count))  # a block's, as mpi4py has it
+            source = self._spec(self._x, self.call.count)  # a block's, as mpi4py has it
             self._add(self.comm.Ireduce_scatter_block(source, target, self._op))
         else:
-            source = self._spec(self._x, (0, sum(shares)))
+            source = self._spec(self._x, sum(shares))
             self._add(self.comm.Ireduce_scatter(source, target, list(shares), self._op))
-
-    def _reduce_range(self, begin: int, count: int, root: int, origin: int) -> None:
-        """Reduce elements of the input to one member, whose output begins at input's `origin`."""
-        in_place = self.rank == root and address(self._x) == address(self._out)
-        for first, length in pieces(begin, count, self.library.most):
-            source: Any = self._spec(self._x, (first, length))
-            target: Any = None
-            if self.rank == root:
-                target = self._spec(self._out, (first - origin, length))
-                source = self.library.mpi.IN_PLACE if in_place else source
-            self._add(self.comm.Ireduce(source, target, self._op, root=root))
 
     # --- moving ----------------------------------------------------------------------------------
 
-    def _barrier(self, shares: Sequence[int], simple: bool) -> None:
+    def _barrier(self, shares: Sequence[int]) -> None:
         """Do nothing: that all members have made the call is known."""
 
     _empty = _barrier
 
-    def _broadcast(self, shares: Sequence[int], simple: bool) -> None:  # noqa: ARG002
+    def _broadcast(self, shares: Sequence[int]) -> None:  # noqa: ARG002
         assert self._out is not None
         if self.rank == self.call.root and address(self._x) != address(self._out):
             np.copyto(self._out, self._x)  # type: ignore[arg-type]  # the root has an input
-        for part in pieces(0, self.call.count, self.library.most):
-            self._add(self.comm.Ibcast(self._spec(self._out, part), root=self.call.root))
+        self._add(self.comm.Ibcast(self._spec(self._out, self.call.count), root=self.call.root))
 
-    def _all_gather(self, shares: Sequence[int], simple: bool) -> None:
-        if not simple:
-            own = [(0, shares[self.rank])] * self.size
-            return self._exchange(own, cut(shares))
+    def _all_gather(self, shares: Sequence[int]) -> None:
         source = self._own_or_place(shares, self._x, self._out)
         if self.call.counts is None:
-            target = self._spec(self._out, (0, self.call.count))
+            target = self._spec(self._out, self.call.count)
             return self._add(self.comm.Iallgather(source, target))
         return self._add(self.comm.Iallgatherv(source, self._parts(self._out, shares)))
 
-    def _gather(self, shares: Sequence[int], simple: bool) -> None:
-        self._rooted(shares, simple, self._x, self._out)
+    def _gather(self, shares: Sequence[int]) -> None:
+        self._rooted(shares, self._x, self._out)
 
-    def _scatter(self, shares: Sequence[int], simple: bool) -> None:
-        self._rooted(shares, simple, self._out, self._x)
+    def _scatter(self, shares: Sequence[int]) -> None:
+        self._rooted(shares, self._out, self._x)
 
-    def _rooted(
-        self, shares: Sequence[int], simple: bool, part: Array | None, whole: Array | None
-    ) -> None:
+    def _rooted(self, shares: Sequence[int], part: Array | None, whole: Array | None) -> None:
         """Move every member's part into the root's whole, or out of it."""
         root, gathers = self.call.root, self.call.collective == "gather"
         is_root = self.rank == root
-        if not simple:
-            ranks = range(self.size)
-            own = [(0, shares[self.rank] if rank == root else 0) for rank in ranks]
-            of_all = cut(shares) if is_root else [(0, 0) for _ in ranks]
-            return self._exchange(*((own, of_all) if gathers else (of_all, own)))
         equal = self.call.counts is None
         near: Any = self._own_or_place(shares, part, whole)
         far: Any = None
         if is_root:
-            far = self._spec(whole, (0, self.call.count)) if equal else self._parts(whole, shares)
+            far = self._spec(whole, self.call.count) if equal else self._parts(whole, shares)
         name = ("Igather" if gathers else "Iscatter") + ("" if equal else "v")
         source, target = (near, far) if gathers else (far, near)
         return self._add(getattr(self.comm, name)(source, target, root))
 
-    def _all_to_all(self, shares: Sequence[int], simple: bool) -> None:
+    def _all_to_all(self, shares: Sequence[int]) -> None:
         if address(self._x) == address(self._out):
             self._x = None if self._x is None else self._x.copy()
         receives = self.call.receives if self.call.receives is not None else shares
-        if not simple:
-            return self._exchange(cut(shares), cut(receives))
         if self.call.counts is None:
-            whole = (0, self.call.count)
-            source, target = self._spec(self._x, whole), self._spec(self._out, whole)
+            source, target = (self._spec(one, self.call.count) for one in (self._x, self._out))
             return self._add(self.comm.Ialltoall(source, target))
         source, target = self._parts(self._x, shares), self._parts(self._out, receives)
         return self._add(self.comm.Ialltoallv(source, target))
-
-    def _exchange(self, sends: list[Range], receives: list[Range]) -> None:
-        """Move (first element, elements) to and from each member, each as one derived type."""
-        begin, count = sends[self.rank]
-        place, _ = receives[self.rank]
-        if self._x is not None and self._out is not None:
-            if address(self._x) == address(self._out):
-                self._x = self._x.copy()  # Open MPI takes one address for MPI_IN_PLACE (5.0)
-            np.copyto(self._out[place : place + count], self._x[begin : begin + count])
-        sends[self.rank] = receives[self.rank] = (0, 0)
-        source, made = typed_buffer(self.library, self._type, self._x, sends)
-        target, more = typed_buffer(self.library, self._type, self._out, receives)
-        self._types += made + more
-        self._add(self.comm.Ialltoallw(source, target))
 
     # --- shared code ---- -------------------------------------------------------------------------
 
     def _add(self, request: Any) -> None:
         self._requests.append(request)
 
-    def _spec(self, array: Array | None, part: Range) -> list[Any]:
+    def _spec(self, array: Array | None, count: int) -> list[Any]:
         assert array is not None
-        first, length = part
-        return [array[first:].view(np.uint8), length, self._type]
+        return [array.view(np.uint8), count, self._type]
 
     def _parts(self, array: Array | None, shares: Sequence[int]) -> list[Any]:
         assert array is not None
@@ -274,4 +231,4 @@ class Collective:
             first = sum(shares[: self.rank]) * whole.dtype.itemsize
             if address(part) == address(whole) + first:
                 return self.library.mpi.IN_PLACE
-        return self._spec(part, (0, shares[self.rank]))
+        return self._spec(part, shares[self.rank])

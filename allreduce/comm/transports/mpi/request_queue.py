@@ -170,7 +170,7 @@ class RequestQueue:
             assert isinstance(work.task, Collective)
             self._moving.append(work)  # an interrupt must not have it posted a second time
             self._agreeing.popleft()
-            work.task.post(simple=not work.words[2])
+            work.task.post()
             self.last = work.seq, str(work.call)
             self._complete()
         self._advance_messages()

@@ -165,7 +165,7 @@ class MpiTransport(Transport):
         self._check_usable()
         if call.collective not in MESSAGES:
             task = Collective(self._library, self._data, call, x, out, self._where)
-            return self._begin(task, result, task.large)
+            return self._begin(task, result, False)
         array = x if call.collective == "send" else out
         assert array is not None, "send has an input, recv an output"
         note = call_site.note(array, None)

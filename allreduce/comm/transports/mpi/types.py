@@ -1,4 +1,4 @@
-"""Map dtypes and operators to MPI's; describe arrays too long for one MPI call."""
+"""Map dtypes and operators to MPI's."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from allreduce.comm.calls.call import Array
 
@@ -57,39 +55,6 @@ class Library:
 
     mpi: Any
     most: int
-
-
-def typed_buffer(
-    library: Library, element: Any, array: Array | None, parts: Sequence[Range]
-) -> tuple[list[Any], list[Any]]:
-    """Describe parts of an array for Ialltoallw, each as one derived type.
-
-    Args:
-        element: MPI's type of an element.
-        array: The array; None if all parts are empty.
-        parts: Each member's (first element, elements).
-
-    Returns:
-        The description, and the types to free when the call is complete.
-    """
-    raw = np.empty(0, np.uint8) if array is None else array.view(np.uint8)
-    types = [_long_type(library, element, *part) if part[1] else element for part in parts]
-    made = [kind for kind, part in zip(types, parts, strict=True) if part[1]]
-    return [raw, [int(count > 0) for _, count in parts], [0] * len(parts), types], made
-
-
-def _long_type(library: Library, element: Any, first: int, count: int) -> Any:
-    """Make a type of `count` elements that lie behind `first` others, however many."""
-    width, most = element.Get_size(), library.most
-    block = element.Create_contiguous(min(most, count))
-    blocks, rest = divmod(count, min(most, count))
-    made = library.mpi.Datatype.Create_struct(
-        [blocks, rest],
-        [first * width, (first + count - rest) * width],
-        [block, element],
-    ).Commit()
-    block.Free()
-    return made
 
 
 def address(array: Array | None) -> int:
