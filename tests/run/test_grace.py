@@ -28,16 +28,26 @@ def parts(out: str) -> int:
     return len(re.findall("part", out))
 
 
+@pytest.mark.parametrize("registered", ["before init", "later"])
 @pytest.mark.parametrize("launcher", ["run", "mpirun"])
 def test_functions_at_exit_end_after_an_error_and_others_hear_of_it_at_once(
-    script: Write, launcher: str
+    script: Write, launcher: str, registered: str
 ) -> None:
     path = script(
         f"""{SAVE}
+    def save_if_failed():
+        if failed:
+            save()
+
+    failed = False
+    if {registered == "before init"}:
+        atexit.register(save_if_failed)
     comm = ar.init()
     comm.barrier()
     if comm.rank == 1:
-        atexit.register(save)
+        failed = True
+        if {registered == "later"}:
+            atexit.register(save)
         raise ValueError("no")
     try:
         comm.barrier()

@@ -51,6 +51,9 @@ class Watch:
         launched: Whether the launcher watches the ranks; it then reports interrupts.
         abort: Ends all ranks with an exit code, where the world has such a means (MPI). It returns
             where it has none any more.
+        abort_at_exit: Leaves that to the end of this process, after which no Python runs, if it
+            can. It takes the descriptor of this rank's sign, the names of the other ranks' (as
+            `_claim` takes them), and the seconds for which to wait for these.
         job: The state that the ranks of this host share before there is a world.
     """
 
@@ -60,9 +63,11 @@ class Watch:
         *,
         launched: bool = False,
         abort: Callable[[int], None] | None = None,
+        abort_at_exit: Callable[[int, list[str], float], bool] | None = None,
         job: str = "",
     ) -> None:
-        self._rank, self._launched, self._abort, self._job = rank, launched, abort, job
+        self._rank, self._launched, self._job = rank, launched, job
+        self._abort, self._abort_at_exit = abort, abort_at_exit
         self._pid = os.getpid()
         self._who = f"rank {rank} (process {self._pid})"
         self._world: World | None = None
@@ -159,14 +164,18 @@ class Watch:
 
     def _await_others(self) -> None:
         """Wait for other ranks of this host that are ending: an abort would interrupt them."""
-        if self._sign is None or self._world is None:
+        if self._sign is None:
             return
         self._sign.close()
-        others = [rank for rank in range(self._world.size) if rank != self._world.rank]
-        while time.monotonic() < self._until and any(
-            _is_claimed(f"ending.{self._job_id}.{rank}") for rank in others
-        ):
+        others = self._others_signs()
+        while time.monotonic() < self._until and any(map(_is_claimed, others)):
             time.sleep(_LOOK_SECONDS)
+
+    def _others_signs(self) -> list[str]:
+        """Name the signs of other ranks that are ending."""
+        assert self._world is not None, "it has shown a sign"
+        ranks = range(self._world.size)
+        return [f"ending.{self._job_id}.{rank}" for rank in ranks if rank != self._world.rank]
 
     def _say_victim(self, error: BaseException | None) -> None:
         """Tell the launcher if this rank ends because another one was lost."""
@@ -233,6 +242,18 @@ class Watch:
         _flush()
         time.sleep(pmi.REPORT_SECONDS)
         self._abort(self._code)
+
+    def end_job_at_exit(self) -> None:
+        """As `end_job`, but after the atexit functions that were registered before ours."""
+        if self._code in (0, INTERRUPTED) or self._sign is None or self._abort_at_exit is None:
+            self.end_job()  # an interrupt ends the process by its signal, without libc's handlers
+            return
+        left = self._until - time.monotonic()
+        if self._abort_at_exit(self._sign.fileno(), self._others_signs(), left):
+            self._sign.detach()  # it is closed there
+            self._sign = None
+        else:
+            self.end_job()
 
     def note_failure(self, elsewhere: bool) -> None:
         """Tell the launcher that this rank has learnt of a failure, perhaps of another rank."""
@@ -358,7 +379,7 @@ def _at_exit() -> None:
     with contextlib.ExitStack() as last:  # runs in reverse order, whatever fails
         for watch in watches:
             last.callback(watch.close_world)
-            last.callback(watch.end_job)
+            last.callback(watch.end_job_at_exit)
         for leave in _before_exit:
             last.callback(leave)
         for watch in watches:

@@ -118,7 +118,7 @@ def join_through(
     comm = mpi.COMM_WORLD
     rank, size = comm.Get_rank(), comm.Get_size()
     global _joining
-    watch = Watch(rank, abort=partial(_abort, comm))
+    watch = Watch(rank, abort=partial(_abort, comm), abort_at_exit=_abort_at_exit)
     _begin(watch)  # uncaught, an error has to end the job
     hosted: Leader | None = None
     invitation = ""
@@ -179,6 +179,16 @@ def _abort(comm: Any, code: int) -> None:
             time.sleep(pmi.KILL_SECONDS)
         os._exit(code)
     comm.Abort(code)
+
+
+def _abort_at_exit(sign: int, others: list[str], seconds: float) -> bool:
+    from allreduce import _native  # loaded late, as ranks without MPI do not need it yet
+
+    names = [f"allreduce.{name}" for name in others]
+    if library.finalized() or not _native.abort_at_exit(sign, names, seconds):
+        return False  # MPI has ended, mpi4py ends it, or the launcher is not hydra
+    library.unlink_segments()
+    return True
 
 
 def _abort_unjoined(code: int) -> None:
