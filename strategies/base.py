@@ -187,7 +187,7 @@ class Strategy(Replicator):
             local = np.moveaxis(np.concatenate(parts, axis=axis), axis, 0)
         check_equal(self, "gather", {"the dtype or shape of a part": _rows(local)})
         counts = everyones(self, "how many rows to gather", [len(local)])[:, 0].tolist()
-        return np.moveaxis(np.concatenate(gather_rows(self, local, counts)), 0, axis)
+        return np.moveaxis(gather_rows(self, local, counts), 0, axis)
 
     experimental_distribute_dataset = distribute_dataset
     experimental_local_results = local_results
