@@ -114,13 +114,39 @@ def test_values_are_those_of_all_rows_for_any_number_of_replicas(replicas: int) 
     _check(evaluated(MirroredStrategy([f"CPU:{place}" for place in range(replicas)])))
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_ranks_add_their_states_up(ranks: int) -> None:
     import json
 
     results = run_ranks(_PROGRAM, ranks)
     (line,) = [line for each in results for line in each.stdout.splitlines() if line[:1] == "{"]
     _check(json.loads(line))
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_metrics_with_states_count_weights_in_fit(replicas: int) -> None:
+    ar.config.set_logical_devices("CPU", 4)
+    with MirroredStrategy([f"CPU:{place}" for place in range(replicas)]).scope():
+        model = nn.Sequential([nn.Input((1,)), nn.Dense(1, activation="sigmoid")])
+        measures = ["precision", metrics.Recall(0.3), metrics.AUC(50)]
+        model.compile(ar.optim.SGD(0.0), "mse", weighted_metrics=measures)  # weights stay
+    model.set_weights([np.full((1, 1), 4.0), np.array([-2.0])])
+    weights = np.linspace(0, 2, ROWS)
+    history = model.fit(SHARES, LABELS, BATCH, sample_weight=weights, verbose=0).history
+    shares = model.predict(SHARES, verbose=0)
+    each = weights[:, None]
+
+    def counts(level: float) -> tuple[float, float]:
+        above = shares > level
+        return (each * LABELS * above).sum(), (each * (1 - LABELS) * above).sum()
+
+    positives = (each * LABELS).sum()
+    hits, alarms = counts(0.5)
+    assert history["precision"] == [pytest.approx(hits / (hits + alarms), rel=1e-6)]
+    assert history["recall"] == [pytest.approx(counts(0.3)[0] / positives, rel=1e-6)]
+    levels = [-1.0, *np.linspace(0, 1, 50)[1:-1], 2.0]
+    curve = np.array([counts(level) for level in levels]) / [positives, each.sum() - positives]
+    assert history["auc"] == [pytest.approx(-np.trapezoid(curve[:, 0], curve[:, 1]), rel=1e-6)]
 
 
 class Largest(metrics.Metric):
