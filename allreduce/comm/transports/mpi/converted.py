@@ -15,7 +15,7 @@ import numpy as np
 
 from allreduce.comm.calls.call import Array, Call
 from allreduce.comm.calls.plan import Plan, Topology, in_units
-from allreduce.comm.transports.mpi.types import REDUCING, cut, pieces, wire_dtype
+from allreduce.comm.transports.mpi.types import REDUCING, Range, cut, wire_dtype
 from allreduce.errors import OutOfMemoryError
 
 _PIECE_BYTES = 8 << 20  # of a piece as MPI reduces it: one copy on each rank
@@ -52,7 +52,7 @@ def parts(call: Call, wire: str, size: int) -> Iterator[Part]:
     """Yield the parts to reduce, in the same order on all members."""
     most = _PIECE_BYTES // np.dtype(wire).itemsize
     if call.collective != "reduce_scatter":
-        for begin, count in pieces(0, call.count, most):
+        for begin, count in _pieces(0, call.count, most):
             yield Part(begin, count, begin, call.root)
         return
     shares = call.counts if call.counts is not None else (call.count,) * size
@@ -60,8 +60,14 @@ def parts(call: Call, wire: str, size: int) -> Iterator[Part]:
         yield Part(0, sum(shares), 0, shares=tuple(shares))
         return
     for root, (first, length) in enumerate(cut(shares)):
-        for begin, count in pieces(first, length, most):
+        for begin, count in _pieces(first, length, most):
             yield Part(begin, count, begin - first, root)
+
+
+def _pieces(begin: int, count: int, most: int) -> Iterator[Range]:
+    """Cut a range into pieces of at most so many elements: (first element, elements)."""
+    for first in range(begin, begin + count, most):
+        yield first, min(most, begin + count - first)
 
 
 class Piece:

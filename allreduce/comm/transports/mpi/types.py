@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,12 +61,6 @@ def address(array: Array | None) -> int:
     assert array is not None
     place: int = array.ctypes.data
     return place
-
-
-def pieces(begin: int, count: int, most: int) -> Iterator[Range]:
-    """Cut a range into pieces of at most so many elements: (first element, elements)."""
-    for first in range(begin, begin + count, most):
-        yield first, min(most, begin + count - first)
 
 
 def cut(shares: Sequence[int]) -> list[Range]:
