@@ -171,7 +171,7 @@ def _holds_the_gil() -> None:
     from allreduce.comm import init
     from allreduce.comm.transports import native
 
-    native._ANNOUNCE_SECONDS = 9.0  # until then a wait does not return to Python
+    native._ANNOUNCE_SECONDS = 9.0  # a wait returns to Python then: usually each second
     comm = init(transport="shared", timeout=20)
     x = comm.empty(1 << 20, "float32")
     comm.barrier()
@@ -187,6 +187,7 @@ def _holds_the_gil() -> None:
         comm.all_reduce(x, out=x, async_op=True).wait(timeout=4)
 
 
-def test_a_thread_that_holds_the_gil_does_not_stall_the_wait_of_another_one() -> None:
+def test_a_native_wait_of_another_thread_than_the_main_one_needs_no_gil() -> None:
+    """Until it returns to Python: docs/collectives.md says when."""
     results = run_ranks(_holds_the_gil, 2)
     assert not any(result.returncode for result in results), results
