@@ -1,8 +1,10 @@
 """Steps over the tasks of a cluster: a null step, tensors between tasks, and registering a graph.
 
-    python benchmarks/tasks.py    # three tasks as processes of this machine
+    python benchmarks/tasks.py            # three tasks as processes of this machine
+    python benchmarks/tasks.py --peers    # null steps in turns with TensorFlow's session, too
 
-Prints medians and the 99th percentile. The bandwidth of tensors is compared with `send` and `recv`
+Prints medians and the 99th percentile. With --peers, TensorFlow gets a virtual environment outside
+of the checkout. The bandwidth of tensors is compared with `send` and `recv`
 of a communicator over tcp and shared memory, measured in the same run.
 """
 
@@ -17,9 +19,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from environments import DEFAULT_FOLDER, Environments
+from trainers import TRAINERS
 
 import allreduce as ar
 
@@ -110,6 +115,61 @@ def long_graph(x: Any) -> Any:
     return x
 
 
+class TensorFlow:
+    """Two tasks of TensorFlow and a client of theirs, which times steps on request."""
+
+    def __init__(self, stack: contextlib.ExitStack, folder: Path) -> None:
+        python = Environments(folder).made("tensorflow", *TRAINERS["tensorflow"].packages)
+        with contextlib.ExitStack() as sockets:
+            bound = [sockets.enter_context(socket.socket()) for _ in range(2)]
+            for each in bound:
+                each.bind(("127.0.0.1", 0))
+            addresses = ",".join(f"127.0.0.1:{each.getsockname()[1]}" for each in bound)
+        program = str(Path(__file__).parent / "peers" / "tensorflow_tasks.py")
+        for task in range(2):
+            self._start(stack, [str(python), program, "serve", str(task), addresses])
+        self._client = self._start(stack, [str(python), program, "client", addresses])
+        self.version = self._answer()["version"]
+
+    def _start(self, stack: contextlib.ExitStack, command: list[str]) -> subprocess.Popen[str]:
+        made = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        )
+        stack.callback(made.wait)
+        stack.callback(made.kill)
+        return made
+
+    def _answer(self) -> Any:
+        assert self._client.stdout is not None
+        return json.loads(self._client.stdout.readline())
+
+    def steps(self, count: int) -> np.ndarray:
+        """Time null steps, in microseconds."""
+        assert self._client.stdin is not None
+        print(count, file=self._client.stdin, flush=True)
+        return np.asarray(self._answer())
+
+
+def beside_tensorflow(session: ar.Session, repeats: int, folder: Path) -> None:
+    """Time null steps in turns with TensorFlow's, while the other side sleeps."""
+    x = np.zeros(4, np.float32)
+    with contextlib.ExitStack() as stack:
+        peer = TensorFlow(stack, folder)
+        ours, theirs = [], []
+        for _ in range(10):
+            ours.append(timed(lambda: session.run(null, args=(x,)), 2 * repeats))
+            theirs.append(peer.steps(2 * repeats))
+        show("a null step, in turns", np.concatenate(ours))
+        show(f"TensorFlow {peer.version}'s", np.concatenate(theirs))
+        ratio = np.median(np.concatenate(theirs)) / np.median(np.concatenate(ours))
+        print(f"{'its median ÷ ours':<44} {ratio:9.1f}")
+
+
 def measure(session: ar.Session, repeats: int) -> None:
     """Measure all cases in one session."""
     x = np.zeros(4, np.float32)
@@ -161,12 +221,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Steps over the tasks of a cluster.")
     parser.add_argument("--repeats", type=int, default=30, help="of the large tensor's step")
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--peers", action="store_true", help="beside TensorFlow")
+    parser.add_argument("--environments", type=Path, default=DEFAULT_FOLDER, help="kept in here")
     arguments = parser.parse_args()
     if arguments.as_rank:
         as_rank(arguments.repeats)
         return
     with cluster() as target, ar.Session(target) as session:
         measure(session, arguments.repeats)
+        if arguments.peers:
+            beside_tensorflow(session, arguments.repeats, arguments.environments)
     transports()
 
 
