@@ -43,7 +43,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "cluster": ("host", "mpi", "process", "leader", "launcher", "resolvers"),
     "comm": ("calls", "core", "failures", "arguments", "selection", "transports"),
     "graph": (
-        *("core", "debug", "placement", "consistency", "trace", "ops", "autodiff", "schedule"),
+        *("core", "placement", "consistency", "trace", "ops", "autodiff", "schedule"),
         *("partition", "passes", "update", "execute", "eager", "inspect", "replicate"),
     ),
     "nn": ("core", "losses", "metrics", "layers", "models"),

@@ -18,10 +18,10 @@ from allreduce.errors import MismatchError, OutOfMemoryError
 from allreduce.graph.consistency.rank_check import Facts
 from allreduce.graph.core import pytree
 from allreduce.graph.core.node import Graph, Node
+from allreduce.graph.core.numerics import run_now
 from allreduce.graph.core.op_table import lookup
 from allreduce.graph.core.spec import Spec, concrete
 from allreduce.graph.core.tensor import EagerTensor, TracedTensor
-from allreduce.graph.debug.numerics import run_now
 from allreduce.graph.eager import eager_collectives
 from allreduce.graph.eager.lockstep import Meet, Meeting, run_in_lockstep
 from allreduce.graph.execute.memory import describe_value

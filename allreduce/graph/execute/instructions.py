@@ -17,11 +17,11 @@ from allreduce.errors import UnsupportedError, UsageError
 from allreduce.graph.core.node import Node, blame
 from allreduce.graph.core.op_table import located, lookup
 from allreduce.graph.execute.frame import Frame, Step
-from allreduce.graph.execute.gradient_norm import all_reduce_norm, gradient_norm
-from allreduce.graph.execute.instrument import watched
-from allreduce.graph.execute.reports import end
+from allreduce.graph.execute.reports import end, watched
 from allreduce.graph.execute.sharded_instructions import (
     all_gather_bucket,
+    all_reduce_norm,
+    gradient_norm,
     reduce_scatter_bucket,
     update_own,
     update_slices,

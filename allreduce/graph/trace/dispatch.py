@@ -13,11 +13,11 @@ from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError, UnsupportedError, UsageError
 from allreduce.graph.core import seed
 from allreduce.graph.core.node import Node
+from allreduce.graph.core.numerics import run_now
 from allreduce.graph.core.op_table import Attrs, Op, lookup
 from allreduce.graph.core.scope import choose, current_part, surroundings, users_line
 from allreduce.graph.core.spec import Dim, Spec, concrete
 from allreduce.graph.core.tensor import ConcreteTensor, EagerTensor, Tensor, TracedTensor
-from allreduce.graph.debug.numerics import run_now
 from allreduce.graph.placement.placement import Placed, report, requested
 from allreduce.graph.trace.trace import HOST, current_trace
 

@@ -1,1 +1,0 @@
-"""Checks at run time: NaN and infinity, and writes outside of buffers."""
