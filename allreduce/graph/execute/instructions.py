@@ -258,11 +258,7 @@ def _update_of(node: Node, spans: Sequence[tuple[str, slice]]) -> Callable[..., 
 
 
 def _device_update(node: Node, rule: Any, kind: type) -> Callable[..., None]:
-    """Find the update that a node's kind of device has for an optimizer.
-
-    Raises:
-        UnsupportedError: It has none.
-    """
+    """Find the update that a node's kind of device has for an optimizer."""
     assert node.device is not None, node
     found = runtime(str(node.device.kind)).update(rule, kind)
     if found is None:

@@ -32,11 +32,7 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def as_number(what: str, value: Any) -> Any:
-    """Let a number through, Python's or NumPy's.
-
-    Raises:
-        UsageError: It is something else.
-    """
+    """Return a number, Python's or NumPy's; refuse anything else."""
     if not isinstance(value, Real | np.bool_):
         raise UsageError(
             f"{users_line()}: {what} is a number, not {type(value).__name__} {value!r:.60}"

@@ -260,11 +260,7 @@ def _named(short: str, output: str) -> str:
 
 
 def _fresh(short: str, output: str, taken: set[str]) -> str:
-    """Give a metric's name in histories.
-
-    Raises:
-        UsageError: It is taken.
-    """
+    """Return a metric's name in histories; refuse one that is taken."""
     name = _named(short, output)
     if name in taken:
         raise UsageError(f"there are two metrics called {name!r}")
@@ -330,7 +326,7 @@ def per_sample(what: str, value: Any) -> Tensor:
     """Average a loss's or metric's result to one value per sample; leave a scalar unchanged.
 
     Raises:
-        UsageError: It is no tensor.
+        UsageError: The result is not a tensor.
         ShapeError: Its first axis is not the batch, or another one is, too.
     """
     if not isinstance(value, Tensor):

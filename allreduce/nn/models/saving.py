@@ -104,11 +104,7 @@ def _check_place(path: Path) -> None:
 
 
 def checked(what: str, path: Any) -> Path:
-    """Read a path.
-
-    Raises:
-        UsageError: It is none.
-    """
+    """Read a path; refuse what is none."""
     try:
         text = os.fsdecode(path)
     except TypeError:

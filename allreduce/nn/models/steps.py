@@ -103,7 +103,7 @@ class Steps:
         """Return the outputs, as the latest step found them or as a functional model lists them.
 
         Raises:
-            UsageError: They are not known yet.
+            UsageError: No step has found the outputs yet.
         """
         names = getattr(self._model, "output_names", [])
         if names:
@@ -155,7 +155,7 @@ class Steps:
         """Call a step of the model's own, and check what it returns.
 
         Raises:
-            UsageError: It is no dict of tensors.
+            UsageError: The step does not return a dict of tensors.
             ShapeError: A result other than a loss has no value per sample.
         """
         data = (x, y) if sample_weight is None else (x, y, sample_weight)

@@ -59,7 +59,7 @@ def one_hot(labels: Any, depth: int, dtype: Any = "float32") -> Tensor:
 
     Raises:
         UsageError: The labels are not integers, or when the step runs, one is out of range.
-        ShapeError: There are no classes.
+        ShapeError: The depth is less than 1.
     """
     tensor = as_tensor(labels)
     if tensor.dtype.kind not in "iu":

@@ -161,7 +161,7 @@ def windows_on(
 
     Raises:
         ShapeError: `x` is no such tensor, or a number is not positive.
-        UsageError: There is no such padding.
+        UsageError: The padding is none of these.
     """
     image = _image(what, x)
     sizes = as_pair(f"the size of {what}", size)
