@@ -101,7 +101,8 @@ def erf(x: Any) -> Tensor:
 
 @through_float32
 def _erf(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
-    _native.run_rows("erf", out, inputs)
+    if out.size:
+        _native.run_rows("erf", out, inputs)
 
 
 def _erf_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> list[Tensor]:
