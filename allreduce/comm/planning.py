@@ -8,7 +8,7 @@ import threading
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from allreduce.comm.arguments.arrays import borrow
 from allreduce.comm.arguments.checks import Context, Options
@@ -19,10 +19,11 @@ from allreduce.comm.dispatch import Dispatcher
 from allreduce.errors import UnsupportedError, UsageError, unknown_name
 from allreduce.events import counted
 
-if TYPE_CHECKING:
-    from allreduce.comm.communicator import Communicator
-
 _PLANNED = tuple(name for name in COLLECTIVES if name != "empty")
+
+
+class _Communicator(Protocol):
+    _dispatch: Dispatcher
 
 
 class _Planner(Dispatcher):
@@ -68,7 +69,7 @@ class _Planner(Dispatcher):
         return types.SimpleNamespace(where="")  # a work that nobody waits for
 
 
-def describe(comm: Communicator, collective: str, x: Any, given: Mapping[str, Any]) -> Plan:
+def describe(comm: _Communicator, collective: str, x: Any, given: Mapping[str, Any]) -> Plan:
     """Plan a call with the arguments that it would get.
 
     Args:

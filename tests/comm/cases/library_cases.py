@@ -62,10 +62,11 @@ def of_torch(comm: Communicator) -> None:
         weight = torch.nn.Parameter(torch.ones(3, dtype=dtype))
         assert comm.all_reduce(weight, out=weight.data) is not weight
         assert (weight == comm.size).all()
+        got = torch.zeros(5, dtype=dtype)
+        received = comm.recv(got, (comm.rank - 1) % comm.size, async_op=True)
         sent = comm.send(torch.full((5,), comm.rank, dtype=dtype), (comm.rank + 1) % comm.size)
         assert sent is None
-        got = torch.zeros(5, dtype=dtype)
-        assert comm.recv(got, (comm.rank - 1) % comm.size) is got
+        assert received.wait() is got
         assert (got == (comm.rank - 1) % comm.size).all()
     number = torch.tensor(2.0)
     comm.all_reduce(number, out=number)

@@ -37,10 +37,11 @@ from allreduce.comm.failures.reporter import ORDERED, build_error, group_text
 from allreduce.comm.transports.mpi import mpi_progress
 from allreduce.comm.transports.mpi.calls import Collective
 from allreduce.comm.transports.mpi.converted import plan_mpi
+from allreduce.comm.transports.mpi.failures import FailureState
 from allreduce.comm.transports.mpi.messages import Message
 from allreduce.comm.transports.mpi.mpi_progress import entered
 from allreduce.comm.transports.mpi.request_queue import MpiWork, RequestQueue
-from allreduce.comm.transports.mpi.status_board import FailureState, StatusBoard
+from allreduce.comm.transports.mpi.status_board import StatusBoard
 from allreduce.comm.transports.mpi.types import Library
 from allreduce.comm.transports.mpi.wait_monitor import WaitMonitor
 from allreduce.errors import ClosedError, Finding, OutOfMemoryError, UsageError
