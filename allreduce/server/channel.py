@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import select
 import socket
 import struct
@@ -23,7 +24,8 @@ import numpy as np
 
 from allreduce.cluster.leader.proof import NONCE_BYTES
 from allreduce.comm.transports import handshake
-from allreduce.errors import PeerLostError
+from allreduce.errors import PeerLostError, UnsupportedError
+from allreduce.events import logger
 from allreduce.server import mpi_messages, segments
 from allreduce.server import task_pb2 as pb
 from allreduce.server.mpi_messages import MpiMessages
@@ -41,6 +43,8 @@ _LOCAL_BYTES = 1 << 20  # that a Unix socket holds; with the kernel's 208 KiB it
 _TURN_SECONDS = 0.005  # until a waiting thread looks again whether another has read its answer
 _PAUSE_SECONDS = 0.5  # of a wait, until it looks whether the connection has ended
 _MOST_FDS = 64  # that come with the bytes of one read
+_MOST_PARTS = 1024  # of one call of sendmsg (IOV_MAX)
+_KINDS = "biufc"  # of dtypes that travel: NumPy's numbers
 _READERS = 2  # one reads while the other runs a step; see `Channel`
 
 Handle = Callable[["Channel", pb.Frame, Sequence[np.ndarray]], None]
@@ -98,6 +102,7 @@ class Channel:
     ) -> None:
         self.peer = peer
         self._mpi, self._mpi_rank = mpi, mpi_rank
+        self._mpi_tag = secrets.randbelow(mpi_messages.TAGS)
         self._is_clients = is_clients
         self._socket = connection
         self._handle, self._lost = handle, lost
@@ -109,6 +114,7 @@ class Channel:
         self.ended = ""  # why, once it has
         self.has_left = False  # whether the other end has closed it in good order
         self._heard = time.monotonic()
+        self._listening = False  # whether a thread waits for bytes; while none does, none are heard
         if self._is_local:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_BYTES)
         else:
@@ -122,38 +128,51 @@ class Channel:
 
         Raises:
             PeerLostError: The connection has ended.
+            UnsupportedError: An array has a dtype that does not travel; nothing is sent.
         """
+        whole = [np.asarray(each, order="C") for each in arrays]
+        for array in whole:
+            if array.dtype.kind not in _KINDS:
+                raise UnsupportedError(
+                    f"[server] an array of {array.dtype} does not travel to {self.peer}; cast it "
+                    "to a type of NumPy's own first"
+                )
         try:
             with self._sending:
-                parts: list[Any] = []
-                messages: list[np.ndarray] = []
-                descriptors: list[int] = []
-                for each in arrays:
-                    whole = np.asarray(each, order="C")
-                    if self._mpi_rank is not None and whole.nbytes >= mpi_messages.SMALLEST:
-                        messages.append(self._announce(frame, whole))
-                    else:
-                        self._add(frame, whole, parts, descriptors)
-                message = frame.SerializeToString()
-                parts.insert(0, _LENGTH.pack(len(message)) + message)
-                try:
-                    _send_all(self._socket, parts, descriptors)
-                finally:
-                    for descriptor in descriptors:
-                        os.close(descriptor)
-                for each in messages:
-                    assert self._mpi is not None
-                    assert self._mpi_rank is not None
-                    self._mpi.send(each, self._mpi_rank)
+                self._send(frame, whole)
         except OSError as error:
             self.end(f"sending failed: {error.strerror or error}")
             raise PeerLostError(f"{self.peer} is lost: {self.ended}") from error
+        except BaseException as error:  # Ctrl-C: the other end may have half of a frame
+            self.end(f"sending was ended by {type(error).__name__}")
+            raise
+
+    def _send(self, frame: pb.Frame, arrays: Sequence[np.ndarray]) -> None:
+        parts: list[Any] = []
+        messages: list[np.ndarray] = []
+        descriptors: list[int] = []
+        try:
+            for each in arrays:
+                if self._mpi_rank is not None and each.nbytes >= mpi_messages.SMALLEST:
+                    messages.append(self._announce(frame, each))
+                else:
+                    self._add(frame, each, parts, descriptors)
+            message = frame.SerializeToString()
+            parts.insert(0, _LENGTH.pack(len(message)) + message)
+            _send_all(self._socket, parts, descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        for each in messages:
+            assert self._mpi is not None
+            assert self._mpi_rank is not None
+            self._mpi.send(each, self._mpi_rank, self._mpi_tag)
 
     def _announce(self, frame: pb.Frame, array: np.ndarray) -> np.ndarray:
         """Describe an array that follows the frame as a message of MPI."""
         assert self._mpi is not None
         header = frame.arrays.add(dtype=array.dtype.str, shape=array.shape)
-        header.by_mpi = self._mpi.rank + 1
+        header.by_mpi, header.mpi_tag = self._mpi.rank + 1, self._mpi_tag
         return array
 
     def _add(
@@ -200,6 +219,9 @@ class Channel:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors = []
         self._lost(self, why)
 
     def _beat(self) -> None:
@@ -208,7 +230,7 @@ class Channel:
             if self._is_clients:
                 self._read_idle()
             silent = time.monotonic() - self._heard
-            if silent > DEAD_SECONDS:
+            if (self._listening or self._is_clients) and silent > DEAD_SECONDS:
                 self.end(f"it has sent nothing for {silent:.0f} s")
                 return
             with contextlib.suppress(PeerLostError):
@@ -228,7 +250,15 @@ class Channel:
             with self._reading:
                 received = self._receive()
             if received is not None:
-                self._handle(self, *received)
+                self._pass_on(*received)
+
+    def _pass_on(self, frame: pb.Frame, arrays: list[np.ndarray]) -> None:
+        """Handle a frame; what goes wrong there ends the connection, and is logged."""
+        try:
+            self._handle(self, frame, arrays)
+        except Exception as error:
+            logger.exception("[server] a frame of %s could not be handled", self.peer)
+            self.end(f"{type(error).__name__}: {error}")
 
     def _read_one(self, seconds: float) -> bool:
         """Read and handle a frame that comes within some time; returns whether one came."""
@@ -237,21 +267,25 @@ class Channel:
             return False
         if not self._buffer:
             ready = select.poll()
-            ready.register(self._socket, select.POLLIN)
-            if not ready.poll(max(seconds, 0.0) * 1000):
-                return False
+            with contextlib.suppress(ValueError):  # it has been closed meanwhile
+                ready.register(self._socket, select.POLLIN)
+                if not ready.poll(max(seconds, 0.0) * 1000):
+                    return False
         received = self._receive()
         if received is not None:
-            self._handle(self, *received)
+            self._pass_on(*received)
         return True
 
     def _receive(self) -> tuple[pb.Frame, list[np.ndarray]] | None:
         """Read one frame; returns None of a heartbeat, and of the connection's end."""
         try:
             frame, arrays = self._next()
-        except (OSError, ValueError, EOFError) as error:
+        except Exception as error:  # whatever the bytes are, and where there is no memory for them
             self.end(str(error) or "it has closed the connection")
             return None
+        except BaseException as error:  # Ctrl-C in the middle of a frame
+            self.end(f"receiving was ended by {type(error).__name__}")
+            raise
         if frame.kind == pb.Frame.LEAVE:
             self.has_left = True
             self.end("it has left")
@@ -274,7 +308,7 @@ class Channel:
             if each.by_mpi:
                 if self._mpi is None:
                     raise ValueError("it sent an array by MPI, which this process does not use")
-                self._mpi.receive(array, each.by_mpi - 1)
+                self._mpi.receive(array, each.by_mpi - 1, each.mpi_tag)
             elif array.nbytes:
                 self._fill(array.reshape(-1).view(np.uint8).data)
             arrays.append(array)
@@ -291,14 +325,17 @@ class Channel:
     def _take(self, count: int) -> bytes:
         """Read exactly `count` bytes, through the buffer."""
         while len(self._buffer) < count:
+            self._heard, self._listening = time.monotonic(), True
             if self._is_local:
-                received, descriptors, *_ = socket.recv_fds(self._socket, _BUFFER_BYTES, _MOST_FDS)
+                received, descriptors, *_ = socket.recv_fds(
+                    self._socket, _BUFFER_BYTES, _MOST_FDS, socket.MSG_CMSG_CLOEXEC
+                )
                 self._descriptors += descriptors
             else:
                 received = self._socket.recv(_BUFFER_BYTES)
+            self._heard, self._listening = time.monotonic(), False
             if not received:
                 raise EOFError
-            self._heard = time.monotonic()
             self._buffer += received
         taken = bytes(self._buffer[:count])
         del self._buffer[:count]
@@ -310,10 +347,11 @@ class Channel:
         target[:ready] = self._buffer[:ready]
         del self._buffer[:ready]
         while ready < len(target):
+            self._heard, self._listening = time.monotonic(), True
             received = self._socket.recv_into(target[ready:])
+            self._heard, self._listening = time.monotonic(), False
             if not received:
                 raise EOFError
-            self._heard = time.monotonic()
             ready += received
 
 
@@ -330,7 +368,7 @@ def _described(header: pb.Array) -> tuple[np.dtype, tuple[int, ...]]:
     count = 1
     for size in header.shape:
         count *= size
-    if dtype.kind not in "biuf" or min(header.shape, default=0) < 0:
+    if dtype.kind not in _KINDS or min(header.shape, default=0) < 0:
         raise ValueError(f"it sent an array of {dtype} with shape {tuple(header.shape)}")
     if count * dtype.itemsize > _MOST_ARRAY_BYTES:
         raise ValueError(f"it sent an array of shape {tuple(header.shape)}")
@@ -342,7 +380,7 @@ def _send_all(connection: socket.socket, parts: list[Any], descriptors: Sequence
     rights = struct.pack(f"{len(descriptors)}i", *descriptors)
     beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
     while parts:
-        sent = connection.sendmsg(parts, beside)
+        sent = connection.sendmsg(parts[:_MOST_PARTS], beside)
         beside = []
         while parts and sent >= len(parts[0]):
             sent -= len(parts.pop(0))
@@ -393,7 +431,10 @@ def accept(connection: socket.socket, secret: bytes, is_known: Callable[[bytes],
     Raises:
         OSError, ValueError: The other end did not prove to know the secret in time.
     """
-    connection.settimeout(HANDSHAKE_SECONDS)
+    # One deadline for all of it: a stranger may send byte by byte.
+    late = threading.Timer(HANDSHAKE_SECONDS, connection.shutdown, (socket.SHUT_RDWR,))
+    late.daemon = True
+    late.start()
     challenge, claim = handshake.Challenge(_credentials(secret), _CLAIM.size), None
     try:
         while claim is None:
@@ -403,6 +444,8 @@ def accept(connection: socket.socket, secret: bytes, is_known: Callable[[bytes],
             connection.sendall(reply)
     except handshake.HandshakeError as error:
         raise ValueError(str(error)) from error
+    finally:
+        late.cancel()
     name: bytes = _CLAIM.unpack(claim)[1]
     return name.decode()
 

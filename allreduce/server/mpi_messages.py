@@ -14,13 +14,14 @@ from allreduce.errors import UnsupportedError
 
 SMALLEST = 1 << 16  # bytes of an array that is worth a message of its own
 _CHUNK = 1 << 30  # bytes of one message: MPI-3 counts with 31 bits
+TAGS = 1 << 15  # that every MPI has
 
 
 class MpiMessages:
     """This rank's end; its construction is a collective call of all ranks of the job.
 
-    One connection alone carries the frames from one task to another, so messages of two ranks
-    arrive in the order of their frames and need no tag.
+    Messages of a connection have its tag, so that one which an earlier connection of the same two
+    ranks left behind is not taken for theirs.
 
     Attributes:
         rank: This task's rank.
@@ -42,15 +43,15 @@ class MpiMessages:
         self.rank = int(self._communicator.Get_rank())
         self.job = str(self._communicator.bcast(secrets.token_hex(8), root=0))
 
-    def send(self, array: np.ndarray, rank: int) -> None:
+    def send(self, array: np.ndarray, rank: int, tag: int) -> None:
         """Send a contiguous array's bytes to a rank; returns when the array may change."""
         for part in _chunks(array):
-            self._communicator.Send([part, self._bytes], dest=rank)
+            self._communicator.Send([part, self._bytes], dest=rank, tag=tag)
 
-    def receive(self, array: np.ndarray, rank: int) -> None:
+    def receive(self, array: np.ndarray, rank: int, tag: int) -> None:
         """Fill a contiguous array with what a rank sends."""
         for part in _chunks(array):
-            self._communicator.Recv([part, self._bytes], source=rank)
+            self._communicator.Recv([part, self._bytes], source=rank, tag=tag)
 
 
 def _initialized() -> Any:

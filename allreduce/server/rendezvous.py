@@ -28,6 +28,8 @@ class RemoteRendezvous(Rendezvous):
         channel: Returns the data connection to another task.
     """
 
+    copies = True
+
     def __init__(
         self, handle: str, own: DeviceName, channel: Callable[[DeviceName], Channel]
     ) -> None:

@@ -58,14 +58,21 @@ class Sender:
         free = next((each for each in fitting if each.mapping[0] == _FREE), None)
         descriptor = None
         if free is None:
-            if len(self._segments) == MOST_SEGMENTS:
+            if (number := self._number()) is None:
                 return None
             descriptor = allocate(_DATA + _rounded(array.nbytes))
-            free = Segment(len(self._segments) + 1, _map(descriptor))
-            self._segments.append(free)
+            free = Segment(number, _map(descriptor))
+            self._segments = [each for each in self._segments if each.number != number] + [free]
         free.mapping[0] = _IN_USE
         free.memory[_DATA : _DATA + array.nbytes] = array.reshape(-1).view(np.uint8)
         return free, descriptor
+
+    def _number(self) -> int | None:
+        """Return the number of a new segment, or of the smallest free one, which it replaces."""
+        if len(self._segments) < MOST_SEGMENTS:
+            return len(self._segments) + 1
+        free = [each for each in self._segments if each.mapping[0] == _FREE]
+        return min(free, key=lambda each: each.capacity).number if free else None
 
 
 class Receiver:
@@ -96,12 +103,13 @@ class Receiver:
         if segment is None or count * dtype.itemsize > segment.capacity:
             raise ValueError(f"it sent {count} elements in segment {number}, which is not there")
         array = np.frombuffer(segment.mapping, dtype, count, _DATA)
-        weakref.finalize(array, _let_go, segment.mapping).atexit = False
+        weakref.finalize(array, _let_go, segment.mapping, os.getpid()).atexit = False
         return array.reshape(shape)
 
 
-def _let_go(mapping: mmap.mmap) -> None:
-    mapping[0] = _FREE
+def _let_go(mapping: mmap.mmap, owner: int) -> None:
+    if os.getpid() == owner:  # a child made by fork has its own copy of the array object only
+        mapping[0] = _FREE
 
 
 def _map(descriptor: int) -> mmap.mmap:

@@ -22,7 +22,13 @@ from allreduce.cluster.leader.rpc import grpc
 from allreduce.cluster.spec import ClusterSpec, own_task, parse_task
 from allreduce.devices.names import DeviceName
 from allreduce.devices.options import start_logging
-from allreduce.errors import JoinError, PeerLostError, TimeoutError, UsageError
+from allreduce.errors import (
+    JoinError,
+    PeerLostError,
+    TimeoutError,
+    UnsupportedError,
+    UsageError,
+)
 from allreduce.events import logger
 from allreduce.graph.partition.tasks import task_name
 from allreduce.server import task_pb2 as pb
@@ -385,7 +391,10 @@ class Server:
         except Exception as error:  # reaches the client, which raises it
             reply = failure(error, frame.request)
         with contextlib.suppress(PeerLostError):  # the client is gone
-            channel.send(reply, results)
+            try:
+                channel.send(reply, results)
+            except UnsupportedError as error:
+                channel.send(failure(error, frame.request))
 
     def _run(
         self, frame: pb.Frame, arrays: Sequence[np.ndarray], _: pb.Frame

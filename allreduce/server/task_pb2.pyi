@@ -258,20 +258,22 @@ class Spec(_message.Message):
     def __init__(self, shape: _Optional[_Iterable[_Union[Size, _Mapping]]] = ..., dtype: _Optional[str] = ...) -> None: ...
 
 class Array(_message.Message):
-    __slots__ = ("dtype", "shape", "data", "segment", "is_new", "by_mpi")
+    __slots__ = ("dtype", "shape", "data", "segment", "is_new", "by_mpi", "mpi_tag")
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
     IS_NEW_FIELD_NUMBER: _ClassVar[int]
     BY_MPI_FIELD_NUMBER: _ClassVar[int]
+    MPI_TAG_FIELD_NUMBER: _ClassVar[int]
     dtype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     data: bytes
     segment: int
     is_new: bool
     by_mpi: int
-    def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., segment: _Optional[int] = ..., is_new: bool = ..., by_mpi: _Optional[int] = ...) -> None: ...
+    mpi_tag: int
+    def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., segment: _Optional[int] = ..., is_new: bool = ..., by_mpi: _Optional[int] = ..., mpi_tag: _Optional[int] = ...) -> None: ...
 
 class Record(_message.Message):
     __slots__ = ("kind", "fields")

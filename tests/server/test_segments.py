@@ -2,59 +2,43 @@
 
 from __future__ import annotations
 
+import os
 import queue
-import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from allreduce.server import segments
 from allreduce.server import task_pb2 as pb
-from allreduce.server.channel import Channel
+from tests.server.connected import Ends, connected
 
 LARGE = segments.SMALLEST // 4  # elements
 
-Received = queue.Queue[Sequence[np.ndarray]]
-
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Channel, Channel, Received]]:
-    """Give a connection's two ends, and what the second one receives."""
-    first, second = socket.socketpair(socket.AF_UNIX)
-    received: Received = queue.Queue()
-    sender = Channel(first, "b", lambda *_: None, lambda *_: None)
-    receiver = Channel(second, "a", lambda _, __, arrays: received.put(arrays), lambda *_: None)
-    yield sender, receiver, received
-    sender.leave()
-    receiver.leave()
+def ends() -> Iterator[Ends]:
+    with connected() as made:
+        yield made
 
 
-def _send(sender: Channel, *arrays: np.ndarray) -> pb.Frame:
-    frame = pb.Frame(kind=pb.Frame.TENSOR)
-    sender.send(frame, arrays)
-    return frame
-
-
-def test_arrays_of_all_sizes_arrive(ends: tuple[Channel, Channel, Received]) -> None:
-    sender, _, received = ends
+def test_arrays_of_all_sizes_arrive(ends: Ends) -> None:
     random = np.random.default_rng(0)
     for size in (0, 1, LARGE - 1, LARGE, LARGE + 1, 3 * LARGE):
         sent: list[np.ndarray] = [random.random((size, 1), np.float32), np.arange(size)]
-        _send(sender, *sent)
-        for one, other in zip(received.get(timeout=10), sent, strict=True):
+        ends.send(*sent)
+        for one, other in zip(ends.received.get(timeout=10), sent, strict=True):
             np.testing.assert_array_equal(one, other)
             assert one.shape == other.shape
 
 
 def test_a_segment_is_used_again_when_its_array_is_gone(
-    ends: tuple[Channel, Channel, Received],
+    ends: Ends,
 ) -> None:
-    sender, _, received = ends
     numbers = set()
     for step in range(20):
-        frame = _send(sender, np.full(LARGE, step, np.float32))
-        part = received.get(timeout=10)[0][3:5]  # a view keeps it
+        frame = ends.send(np.full(LARGE, step, np.float32))
+        part = ends.received.get(timeout=10)[0][3:5]  # a view keeps it
         assert part.tolist() == [step, step]
         numbers.add(frame.arrays[0].segment)
         if step == 10:
@@ -65,24 +49,43 @@ def test_a_segment_is_used_again_when_its_array_is_gone(
 
 
 def test_arrays_that_are_kept_do_not_keep_others_from_coming(
-    ends: tuple[Channel, Channel, Received],
+    ends: Ends,
 ) -> None:
-    sender, _, received = ends
     kept = []
     for step in range(segments.MOST_SEGMENTS + 3):
-        frame = _send(sender, np.full(LARGE, step, np.float32))
-        kept.append(received.get(timeout=10)[0])
+        frame = ends.send(np.full(LARGE, step, np.float32))
+        kept.append(ends.received.get(timeout=10)[0])
     assert frame.arrays[0].segment == 0  # it came by the socket
     assert [int(each[-1]) for each in kept] == list(range(len(kept)))
 
 
 def test_a_segment_that_was_never_sent_ends_the_connection(
-    ends: tuple[Channel, Channel, Received],
+    ends: Ends,
 ) -> None:
-    sender, receiver, received = ends
     frame = pb.Frame(kind=pb.Frame.TENSOR)
     frame.arrays.add(dtype="<f4", shape=[LARGE], segment=7)
-    sender.send(frame)
+    ends.sender.send(frame)
     with pytest.raises(queue.Empty):
-        received.get(timeout=1)
-    assert "segment 7, which is not there" in receiver.ended
+        ends.received.get(timeout=1)
+    assert "segment 7, which is not there" in ends.receiver.ended
+
+
+def test_a_larger_segment_takes_the_place_of_a_small_one(ends: Ends) -> None:
+    for size in range(1, segments.MOST_SEGMENTS + 3):
+        frame = ends.send(np.full(size * LARGE, size, np.float32))
+        assert ends.received.get(timeout=10)[0].tolist() == [size] * (size * LARGE)
+    assert frame.arrays[0].segment > 0
+
+
+def test_a_child_made_by_fork_frees_no_segment_of_its_parent(ends: Ends) -> None:
+    ends.send(np.ones(LARGE, np.float32))
+    kept = ends.received.get(timeout=10)[0]
+    child = os.fork()
+    if child == 0:
+        del kept
+        os._exit(0)
+    os.waitpid(child, 0)
+    for _ in range(segments.MOST_SEGMENTS):
+        ends.send(np.full(LARGE, 2, np.float32))
+        ends.received.get(timeout=10)
+    assert set(kept.tolist()) == {1.0}

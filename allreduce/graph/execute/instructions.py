@@ -276,8 +276,9 @@ def _send(frame: Frame, node: Node) -> Step:
 
     def run() -> None:
         value = frame.values[source]
-        # Another task may receive it only after it has changed.
-        frame.rendezvous.send(_key(frame, node), value.copy() if across else value)
+        if across and not frame.rendezvous.copies:
+            value = value.copy()  # another task may receive it only after it has changed
+        frame.rendezvous.send(_key(frame, node), value)
 
     return run
 

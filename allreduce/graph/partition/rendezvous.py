@@ -23,7 +23,13 @@ class Key:
 
 
 class Rendezvous(ABC):
-    """Passes values from sends to receives."""
+    """Passes values from sends to receives.
+
+    Attributes:
+        copies: Whether `send` has copied a value for another task when it returns.
+    """
+
+    copies = False
 
     @abstractmethod
     def send(self, key: Key, value: np.ndarray) -> None:

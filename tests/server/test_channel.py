@@ -1,0 +1,102 @@
+"""Data connections: many arrays, half frames, busy readers and errors of their handlers."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import socket
+import threading
+import time
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from allreduce.errors import PeerLostError, UnsupportedError
+from allreduce.server import channel
+from allreduce.server import task_pb2 as pb
+from allreduce.server.channel import Answer, Channel
+from tests.server.connected import connected
+
+
+def test_a_frame_may_have_thousands_of_arrays() -> None:
+    with connected() as ends:
+        ends.send(*(np.full(3, i) for i in range(3000)))
+        found = ends.received.get(timeout=10)
+        assert [int(each[0]) for each in found] == list(range(3000))
+
+
+def test_a_dtype_that_does_not_travel_is_refused_before_anything_is_sent() -> None:
+    with connected() as ends:
+        with pytest.raises(UnsupportedError, match="bfloat16 does not travel to b; cast it"):
+            ends.send(np.zeros(3, ml_dtypes.bfloat16))
+        ends.send(np.ones(3))
+        assert ends.received.get(timeout=10)[0].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("content", [b"\xff" * 40, b"\x0a"])
+def test_bytes_that_are_no_frame_end_the_connection(content: bytes) -> None:
+    with connected() as ends:
+        ends.sender._socket.sendall(len(content).to_bytes(4, "big") + content)
+        assert ends.reasons.get(timeout=5)
+        assert ends.receiver.ended
+        with pytest.raises(queue.Empty):
+            ends.received.get(timeout=0.2)
+
+
+def test_an_error_of_what_handles_a_frame_ends_the_connection() -> None:
+    def fail(_: object) -> None:
+        raise MemoryError("none left")
+
+    with connected(fail) as ends:
+        ends.send(np.ones(3))
+        assert "MemoryError: none left" in ends.reasons.get(timeout=5)
+
+
+def test_a_reader_that_is_busy_does_not_take_the_other_end_for_dead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channel, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(channel, "DEAD_SECONDS", 0.4)
+    with connected(lambda _: time.sleep(1.5)) as ends:
+        ends.send(np.ones(1))
+        ends.send(np.ones(1))  # both readers are busy, and read no heartbeat
+        time.sleep(1.2)
+        assert not ends.receiver.ended
+
+
+def test_an_end_that_says_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(channel, "DEAD_SECONDS", 0.4)
+    for is_clients in (False, True):
+        ours, theirs = socket.socketpair(socket.AF_UNIX)
+        lost: queue.Queue[str] = queue.Queue()
+        made = Channel(
+            *(ours, "b", lambda *_: None, lambda _, why, lost=lost: lost.put(why)),
+            is_clients=is_clients,
+        )
+        assert "has sent nothing for" in lost.get(timeout=5)
+        assert made.ended
+        theirs.close()
+
+
+def test_an_interrupt_in_the_middle_of_an_answer_ends_a_clients_connection() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    answer = Answer()
+
+    def lose(_: Channel, why: str) -> None:
+        answer.fill(None, (), why)
+
+    client = Channel(ours, "b", lambda *_: None, lose, is_clients=True)
+    frame = pb.Frame(kind=pb.Frame.DONE)
+    frame.arrays.add(dtype="<f4", shape=[1000])
+    message = frame.SerializeToString()
+    theirs.sendall(len(message).to_bytes(4, "big") + message + b"half of it")
+    main = threading.main_thread().ident
+    threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        client.wait(answer, 10)
+    assert "KeyboardInterrupt" in client.ended
+    with pytest.raises(PeerLostError):
+        client.send(pb.Frame(kind=pb.Frame.READ))
+    theirs.close()
