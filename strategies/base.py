@@ -19,8 +19,8 @@ from allreduce.graph.consistency import trace_failure
 from allreduce.graph.consistency.rank_check import Fact
 from allreduce.graph.core import pytree
 from allreduce.graph.trace.trace import check_outside
-from allreduce.training.facts import check_equal, option, telling
-from allreduce.training.ranks import everyones, gather_rows
+from allreduce.training.facts import check_equal, option, raising_on_all_ranks
+from allreduce.training.ranks import gather_integers, gather_rows
 
 REDUCTIONS = ("sum", "mean")
 
@@ -116,7 +116,7 @@ class Strategy(Replicator):
                 invalid; on all ranks.
         """
         check_outside("reduce", "use ar.all_reduce there")
-        with telling(self, "reduce"):
+        with raising_on_all_ranks(self, "reduce"):
             if op not in REDUCTIONS:
                 raise unknown_name("reduction", op, REDUCTIONS)
             if axis is not None:
@@ -177,7 +177,7 @@ class Strategy(Replicator):
         return pytree.map_leaves(lambda leaf: self._gather(leaf, axis), value)
 
     def _gather(self, leaf: Any, axis: int) -> np.ndarray:
-        with telling(self, "gather"):
+        with raising_on_all_ranks(self, "gather"):
             if isinstance(leaf, PerReplica):
                 self._check_number(leaf)
             parts = [np.asarray(part) for part in self.local_results(leaf)]
@@ -186,7 +186,7 @@ class Strategy(Replicator):
             _check_parts(parts, axis)
             local = np.moveaxis(np.concatenate(parts, axis=axis), axis, 0)
         check_equal(self, "gather", {"the dtype or shape of a part": _rows(local)})
-        counts = everyones(self, "how many rows to gather", [len(local)])[:, 0].tolist()
+        counts = gather_integers(self, "how many rows to gather", [len(local)])[:, 0].tolist()
         return np.moveaxis(gather_rows(self, local, counts), 0, axis)
 
     experimental_distribute_dataset = distribute_dataset

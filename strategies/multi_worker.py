@@ -10,7 +10,7 @@ from allreduce import events
 from allreduce.comm import Communicator, exchange, init
 from allreduce.errors import MismatchError
 from allreduce.graph.core import seed
-from allreduce.training.facts import check_equal, option, telling
+from allreduce.training.facts import check_equal, option, raising_on_all_ranks
 
 _NAME = "MultiWorkerMirroredStrategy"
 
@@ -37,7 +37,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         self, *, devices_per_replica: int = 1, collective_group_leader: str | None = None
     ) -> None:
         communicator = init(leader=collective_group_leader)
-        with telling(communicator, _NAME):
+        with raising_on_all_ranks(communicator, _NAME):
             owned = deal_out(local_devices(), devices_per_replica)
         check_equal(communicator, _NAME, {"devices_per_replica": option(devices_per_replica)})
         here = np.asarray([len(owned)], np.int64)

@@ -21,7 +21,7 @@ from allreduce import comm, events
 from allreduce.comm import Communicator, exchange, exchange_plain
 from allreduce.errors import AllreduceError, UsageError
 from allreduce.graph.consistency.rank_check import Fact
-from allreduce.training.facts import check_equal, telling
+from allreduce.training.facts import check_equal, raising_on_all_ranks
 
 _ROUNDS = 8  # of comparing clocks between hosts; the one in which ranks met fastest counts
 
@@ -69,7 +69,7 @@ class Timeline:
         if self._stop is not None:
             raise UsageError("this timeline is being recorded already; make another one")
         self._communicator = comm.init()
-        with telling(self._communicator, "timeline"):
+        with raising_on_all_ranks(self._communicator, "timeline"):
             if self._communicator.rank == 0 and not self._path.parent.is_dir():
                 raise UsageError(
                     f"cannot write {self._path}: there is no folder {self._path.parent}"
@@ -102,7 +102,7 @@ class Timeline:
         except AllreduceError:  # another rank's block raised, or it is gone
             self._save_alone()
             raise
-        with telling(communicator, "timeline"):
+        with raising_on_all_ranks(communicator, "timeline"):
             if rank == 0:
                 _write(
                     self._path,

@@ -16,7 +16,7 @@ from allreduce.graph.core.host_future import Output
 from allreduce.graph.core.spec import Spec
 from allreduce.graph.execute.executor import Executor
 from allreduce.graph.partition.tasks import task_name
-from allreduce.graph.placement.device_map import Places
+from allreduce.graph.placement.device_map import DeviceMap
 from allreduce.graph.replicate.compiled import compile_part
 from allreduce.graph.replicate.replicator import Replicator
 from allreduce.graph.trace.replica import Replica, StepInfo
@@ -41,12 +41,12 @@ class _TaskHost(Replicator):
         super().__init__()
 
     @property
-    def places(self) -> list[Places]:
+    def places(self) -> list[DeviceMap]:
         names = {
             replace(self._task, kind=each.name.kind, index=each.name.index): each.name
             for each in logical_devices()
         }
-        return [Places(next(iter(names)), names)]
+        return [DeviceMap(next(iter(names)), names)]
 
     @property
     def replicas(self) -> list[Replica]:

@@ -2,7 +2,7 @@
 
 from allreduce.graph.consistency.rank_check import Fact
 from allreduce.training.arrays import Samples, describe
-from allreduce.training.facts import check_equal, telling
+from allreduce.training.facts import check_equal, raising_on_all_ranks
 from allreduce.training.fit import evaluate, fit, on_batch, predict
 from allreduce.training.options import FitOptions
 from allreduce.training.ranks import check_world, naming_rank, rank_of
@@ -21,6 +21,6 @@ __all__ = [
     "naming_rank",
     "on_batch",
     "predict",
+    "raising_on_all_ranks",
     "rank_of",
-    "telling",
 ]

@@ -70,22 +70,22 @@ def check_equal(ranks: Ranks, what: str, facts: Facts) -> None:
         facts: By name, the most important first.
 
     Raises:
-        MismatchError: They differ; the message says what, and on which ranks. Or a rank is
-            `telling` that it cannot come here, makes another call, or is in a step of these
-            replicas. On all ranks.
+        MismatchError: They differ; the message says what, and on which ranks. Or a rank has
+            raised instead of coming here, makes another call, or is in a step of these replicas. On
+            all ranks.
     """
-    communicator, everyones = _communicator(ranks), _compare(ranks, what, facts)
-    if communicator is None or not everyones:
+    communicator, other_facts = _communicator(ranks), _compare(ranks, what, facts)
+    if communicator is None or not other_facts:
         return
     who = f"{what} on rank {communicator.rank}"
-    for other, each in everyones.items():
+    for other, each in other_facts.items():
         if _REFUSAL in each:
             raise everywhere(MismatchError(f"{who}: rank {other} raised {each[_REFUSAL].shown}"))
-    raise rank_check.mismatch(who, everyones)
+    raise rank_check.mismatch(who, other_facts)
 
 
 @contextmanager
-def telling(ranks: Ranks, what: str) -> Iterator[None]:
+def raising_on_all_ranks(ranks: Ranks, what: str) -> Iterator[None]:
     """Run checks that may fail on one rank only; all ranks call `check_equal` after the block.
 
     A rank whose block raises informs the ranks in `check_equal`, which then raises there, too, so

@@ -33,12 +33,12 @@ from allreduce.training.facts import (
     check_equal,
     digest,
     option,
-    telling,
+    raising_on_all_ranks,
 )
 from allreduce.training.hooks import Hooks, as_callbacks
 from allreduce.training.options import SHARDED, FitOptions, is_sharded
 from allreduce.training.progress import Epoch, describe_batch, resolve
-from allreduce.training.ranks import check_world, everyones, rank_of, size_of
+from allreduce.training.ranks import check_world, gather_integers, rank_of, size_of
 from allreduce.training.sources import ArraySource, IterableSource, Order, Source
 from allreduce.training.trainable import Trainable
 
@@ -56,7 +56,7 @@ def fit(model: Trainable, x: Any, y: Any, options: FitOptions) -> History:
     """Train; `Model.fit` says what the arguments mean."""
     check_world(model.replicator, "fit")
     replicator = model.replicator
-    with telling(replicator, "fit"):
+    with raising_on_all_ranks(replicator, "fit"):
         mode = resolve(options.verbose, rank_of(replicator))
         callbacks = as_callbacks(options.callbacks)
         batch_size = resolve_batch_size(options.batch_size, replicator)
@@ -98,7 +98,7 @@ def _warn_of_absent_classes(replicator: Replicator, given: Any, options: FitOpti
     classes = sorted(map(int, options.class_weight))
     found = has_classes(given, classes)
     if is_sharded(options.data):
-        found = everyones(replicator, "the classes in y", found.tolist()).sum(axis=0)
+        found = gather_integers(replicator, "the classes in y", found.tolist()).sum(axis=0)
     absent = [str(each) for each, there in zip(classes, found, strict=True) if not there]
     if absent and rank_of(replicator) == 0:
         logger.warning(
@@ -262,7 +262,7 @@ def _source(
 
 def _prepare(model: Trainable, what: str, *given: tuple[Any, str]) -> None:
     """Build the model and check arrays against it, on all ranks."""
-    with telling(model.replicator, what):
+    with raising_on_all_ranks(model.replicator, what):
         for samples, kind in given:
             if isinstance(samples, Samples):
                 model.prepare(samples, kind)
@@ -282,7 +282,7 @@ def _agree(
         return
     sharded = options.get("data") == SHARDED
     remedy = SAME_ROWS if sharded else SAME_ARRAYS if "data" in options else SAME_SAMPLES
-    with telling(replicator, what):  # a config of one's own may raise
+    with raising_on_all_ranks(replicator, what):  # a config of one's own may raise
         # Variables that no step has met start as replica 0's, whatever they are here.
         values = [each.numpy() for each in model.variables if each in replicator.shared]
         facts = {
@@ -339,7 +339,7 @@ def evaluate(
     """Compute loss and metrics; `Model.evaluate` says what the arguments mean."""
     check_world(model.replicator, "evaluate")
     replicator = model.replicator
-    with telling(replicator, "evaluate"):
+    with raising_on_all_ranks(replicator, "evaluate"):
         sharded, mode = is_sharded(data), resolve(verbose, rank_of(replicator))
         hooked = _checked_call(steps, callbacks)
         given = x
@@ -377,7 +377,7 @@ def predict(
     """Compute the outputs; `Model.predict` says what the arguments mean."""
     check_world(model.replicator, "predict")
     replicator = model.replicator
-    with telling(replicator, "predict"):
+    with raising_on_all_ranks(replicator, "predict"):
         mode = resolve(verbose, rank_of(replicator))
         hooked = _checked_call(steps, callbacks)
         given = x
@@ -433,7 +433,7 @@ def on_batch(
     """
     replicator = model.replicator
     check_world(replicator, what)
-    with telling(replicator, what):
+    with raising_on_all_ranks(replicator, what):
         given = as_samples(*samples)
         if class_weight is not None:
             given = with_class_weight(given, class_weight)

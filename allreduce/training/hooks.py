@@ -12,7 +12,7 @@ from allreduce.callbacks import Callback
 from allreduce.callbacks.base import ALIASES, HOOKS, Logs
 from allreduce.errors import AllreduceError, UsageError, did_you_mean
 from allreduce.graph.replicate.replicator import Replicator
-from allreduce.training.ranks import everyones, raise_together, size_of
+from allreduce.training.ranks import gather_integers, raise_together, size_of
 
 
 def as_callbacks(given: Any) -> list[Callback]:
@@ -107,7 +107,7 @@ class Hooks:
         bits = int(np.float64(rate).view(np.int64))
         mine = [error is not None, bool(self._model.stop_training), bits]
         try:
-            found = everyones(self._replicator, f"the outcome of {where}", mine)
+            found = gather_integers(self._replicator, f"the outcome of {where}", mine)
         except AllreduceError as failure:
             if error is None:
                 raise

@@ -12,10 +12,10 @@ from allreduce.errors import UsageError
 from allreduce.graph.core import pytree
 from allreduce.graph.replicate.replicator import Replicator
 from allreduce.graph.trace.per_replica import PerReplica
-from allreduce.training.facts import check_equal, telling
+from allreduce.training.facts import check_equal, raising_on_all_ranks
 from allreduce.training.hooks import Hooks
 from allreduce.training.progress import Epoch
-from allreduce.training.ranks import everyones, gather_rows
+from allreduce.training.ranks import gather_integers, gather_rows
 from allreduce.training.sources import Batch, Batches
 from allreduce.training.totals import LossWatch, Totals
 from allreduce.training.trainable import Trainable
@@ -114,7 +114,7 @@ def predict(model: Trainable, source: Batches, shown: Epoch, hooks: Hooks) -> An
     hooks.call("on_predict_end")
     if not sizes:
         raise UsageError("x gave no batch to predict")
-    with telling(replicator, "predict"):
+    with raising_on_all_ranks(replicator, "predict"):
         outputs = [_rows_of(kept) for kept in parts]
     check_equal(replicator, "predict", {})
     whole = iter([_in_order(replicator, sizes, each) for each in outputs])
@@ -145,7 +145,7 @@ def _in_order(
         mine: The rows that this process's replicas gave, step by step.
     """
     here = [replicator.first_replica, replicator.local_replicas]
-    replicas = everyones(replicator, "who has which replicas", here)
+    replicas = gather_integers(replicator, "who has which replicas", here)
     offsets = starts([rows for step in sizes for rows in step])  # by step and replica
     sources: list[np.ndarray] = []
     for first, count in replicas.tolist():

@@ -78,7 +78,7 @@ def check_world(replicator: Replicator, what: str) -> None:
         )
 
 
-def everyones(replicator: Replicator, what: str, values: Sequence[int]) -> np.ndarray:
+def gather_integers(replicator: Replicator, what: str, values: Sequence[int]) -> np.ndarray:
     """All-gather a few integers, as `(ranks, n)`; `what` names them in errors."""
     mine = np.asarray(values, np.int64)
     if replicator.communicator is None:
@@ -86,7 +86,7 @@ def everyones(replicator: Replicator, what: str, values: Sequence[int]) -> np.nd
     return comm.exchange(replicator.communicator, what, mine)
 
 
-def everyones_text(replicator: Replicator, what: str, text: str) -> list[str]:
+def gather_texts(replicator: Replicator, what: str, text: str) -> list[str]:
     """All-gather a text, by rank; `what` names it in errors."""
     assert replicator.communicator is not None, "one rank alone asks nobody"
     return [str(each) for each in comm.exchange_plain(replicator.communicator, what, text)]
@@ -101,7 +101,7 @@ def raise_together(replicator: Replicator, where: str, error: Exception | None) 
         error: This rank's error; None if it has none.
     """
     own = "" if error is None else traces.text(error)
-    texts = everyones_text(replicator, f"the error in {where}", own)
+    texts = gather_texts(replicator, f"the error in {where}", own)
     if error is not None:
         raise error
     rank, text = next((rank, text) for rank, text in enumerate(texts) if text)

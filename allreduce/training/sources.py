@@ -29,7 +29,7 @@ from allreduce.training.arrays import (
     with_class_weight,
 )
 from allreduce.training.facts import digest
-from allreduce.training.ranks import everyones, everyones_text, raise_together, rank_of, size_of
+from allreduce.training.ranks import gather_integers, gather_texts, raise_together, rank_of, size_of
 
 Batch = tuple[Any, ...]  # the arguments of a step: structures of PerReplica
 Batches = closing[Generator[Batch, None, None]]
@@ -171,7 +171,9 @@ def _share_out(replicator: Replicator, own: int, batch_size: int, sharded: bool,
     """Plan which replica takes which rows, over all ranks."""
     if not sharded:
         return Replicated(own, batch_size, replicator.num_replicas_in_sync)
-    table = everyones(replicator, "how many rows ranks have", [own, replicator.local_replicas])
+    table = gather_integers(
+        replicator, "how many rows ranks have", [own, replicator.local_replicas]
+    )
     rows, replicas = (tuple(int(each) for each in column) for column in table.T)
     if not sum(rows):
         raise UsageError(f"{name} is empty on every rank")
@@ -230,7 +232,9 @@ class IterableSource:
         self._what, self._prepare, self._class_weight = what, prepare, class_weight
         self._alone = size_of(replicator) == 1
         here = [replicator.local_replicas]
-        self._replicas = everyones(replicator, "how many replicas ranks have", here)[:, 0].tolist()
+        self._replicas = gather_integers(replicator, "how many replicas ranks have", here)[
+            :, 0
+        ].tolist()
         self._first: tuple[int, str] | None = None  # its number and kind
         self._count = 0
         once = isinstance(batches, Iterator)
@@ -310,7 +314,7 @@ class IterableSource:
             return None if batch is None else self._placed(batch, batch.sizes, 0)
         state = _RAISED if error else _ENDED if batch is None else batch.samples.rows
         compared = 0 if batch is None else self._compared(batch)
-        found = everyones(self._replicator, f"the next {self._what}", [state, compared])
+        found = gather_integers(self._replicator, f"the next {self._what}", [state, compared])
         if (found[:, 0] == _RAISED).any():
             raise_together(self._replicator, f"{self._what} {self._count}", error)
         ended = found[:, 0] == _ENDED
@@ -334,7 +338,7 @@ class IterableSource:
 
     def _differ(self, batch: _Made | None) -> None:
         assert batch is not None, "no rank has come to the end"
-        kinds = everyones_text(self._replicator, f"the kinds of {self._what}", batch.kind)
+        kinds = gather_texts(self._replicator, f"the kinds of {self._what}", batch.kind)
         here = f"{self._what} {self._count} on rank {rank_of(self._replicator)}"
         if len(set(kinds)) > 1:
             shown = "; ".join(f"rank {rank}: {kind}" for rank, kind in enumerate(kinds))

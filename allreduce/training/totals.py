@@ -11,7 +11,7 @@ import numpy as np
 from allreduce.errors import NumericsError
 from allreduce.graph.replicate.replicator import Replicator
 from allreduce.graph.trace.per_replica import PerReplica
-from allreduce.training.ranks import everyones, rank_of, size_of
+from allreduce.training.ranks import gather_integers, rank_of, size_of
 
 _READ_STEPS = 16  # between reads of values still being copied; a divisor of LossWatch.every
 
@@ -167,7 +167,9 @@ class LossWatch:
                 rank.
         """
         totals.read()
-        firsts = everyones(self._replicator, "the first NaN", [totals.first_nan])[:, 0].tolist()
+        firsts = gather_integers(self._replicator, "the first NaN", [totals.first_nan])[
+            :, 0
+        ].tolist()
         found = [(step, rank) for rank, step in enumerate(firsts) if step >= 0]
         if not found:
             return

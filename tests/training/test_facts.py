@@ -11,7 +11,7 @@ import pytest
 
 from allreduce.comm import Communicator
 from allreduce.errors import MismatchError, ShapeError
-from allreduce.training import telling
+from allreduce.training import raising_on_all_ranks
 from allreduce.training.facts import SAME_ARRAYS, array, check_equal, digest
 from tests.harness import run_threads, settle_threads
 
@@ -20,7 +20,7 @@ def test_a_rank_keeps_its_own_error_where_the_others_make_another_call() -> None
     def one(comm: Communicator) -> None:
         if comm.rank == 1:
             comm.barrier()
-        with telling(comm, "fit"):
+        with raising_on_all_ranks(comm, "fit"):
             raise ShapeError("there is no axis 5")
 
     refused, elsewhere = settle_threads(one, 2)
@@ -42,7 +42,7 @@ def test_a_rank_says_nothing_of_another_that_has_ended_by_the_same_error() -> No
             time.sleep(0.05)  # the other one tells it by then
             comm.abort("its program ended with ShapeError: there is no axis 5")
             return
-        with telling(comm, "fit"):
+        with raising_on_all_ranks(comm, "fit"):
             raise ShapeError("there is no axis 5")
 
     _, refused = settle_threads(one, 2)
@@ -53,7 +53,7 @@ def test_a_rank_says_nothing_of_another_that_has_ended_by_the_same_error() -> No
 def test_an_error_that_speaks_of_another_rank_is_told_with_its_own() -> None:
     def one(comm: Communicator) -> None:
         comm.barrier()
-        with telling(comm, "fit"):
+        with raising_on_all_ranks(comm, "fit"):
             raise ShapeError(f"rank {comm.rank}0 has no axis 5")
 
     assert [str(error) for error in settle_threads(one, 2)] == [

@@ -14,7 +14,7 @@ import numpy as np
 from allreduce.errors import UnsupportedError, UsageError
 from allreduce.graph.core.node import GRADIENT, LOSS, Node
 from allreduce.graph.core.op_table import cut, lookup
-from allreduce.graph.core.scope import Beside, part, users_line, within
+from allreduce.graph.core.scope import SameDeviceAs, part, users_line, within
 from allreduce.graph.core.tensor import Tensor, TracedTensor
 from allreduce.graph.ops import functions
 from allreduce.graph.trace.dispatch import as_tensor
@@ -185,7 +185,7 @@ def _propagate(
         raise _lacking(node, wanted[0])
     inputs = [trace.tensor(i) for i in node.inputs]
     output = trace.tensor(node.id)
-    with within(Beside(id(trace), node.id)), part(_gradient_of(node)):
+    with within(SameDeviceAs(id(trace), node.id)), part(_gradient_of(node)):
         parts = op.gradient(gradient, output, inputs, node.attrs)
     assert len(parts) == len(inputs), node
     for place in wanted:
@@ -195,7 +195,7 @@ def _propagate(
         before = pending.get(source.id)
         if before is not None:
             of = trace.nodes[source.id]
-            with within(Beside(id(trace), source.id)), part(_gradient_of(of)):
+            with within(SameDeviceAs(id(trace), source.id)), part(_gradient_of(of)):
                 found = before + found
         pending[source.id] = found
 

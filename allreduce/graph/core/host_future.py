@@ -12,7 +12,7 @@ import numpy as np
 from allreduce.devices import Device, Event
 
 
-class Fetched:
+class HostFuture:
     """A host array that a device copy fills."""
 
     __slots__ = ("_array", "_device", "_event")
@@ -41,9 +41,9 @@ class Fetched:
 
 
 # The result of a step: on CPUs an array.
-Output = np.ndarray | Fetched
+Output = np.ndarray | HostFuture
 
 
 def arrived(output: Output) -> np.ndarray:
     """Return an output's array, after waiting for its copy."""
-    return output.wait() if isinstance(output, Fetched) else output
+    return output.wait() if isinstance(output, HostFuture) else output

@@ -15,7 +15,7 @@ from allreduce.graph.core.source_location import users_line as users_line
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class SameDeviceAs:
     """A scope that places operators on the device of a node of one trace."""
 
     trace: int  # its id
@@ -23,7 +23,7 @@ class Beside:
 
 
 Chooser = Callable[[Node], "str | DeviceName | None"]
-Scope = DeviceName | Beside | Chooser
+Scope = DeviceName | SameDeviceAs | Chooser
 
 
 class _Surroundings(threading.local):
@@ -52,7 +52,7 @@ def choose(node: Node, trace: object = None) -> Node:
     """
     asked: DeviceName | None = None
     for scope in reversed(_here.scopes):
-        if isinstance(scope, Beside):
+        if isinstance(scope, SameDeviceAs):
             if asked is None and scope.trace == id(trace):
                 return replace(node, beside=scope.node)
             break

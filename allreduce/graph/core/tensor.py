@@ -10,7 +10,7 @@ import numpy as np
 
 from allreduce.devices.names import DeviceName
 from allreduce.errors import UsageError
-from allreduce.graph.core.host_future import Fetched, Output
+from allreduce.graph.core.host_future import HostFuture, Output
 from allreduce.graph.core.numpy_calls import NumpyArgument
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import Dim, Shape, Spec, show
@@ -221,7 +221,7 @@ class _ComingTensor(ConcreteTensor):
 
     __slots__ = ("_coming",)
 
-    def __init__(self, coming: Fetched, device: DeviceName) -> None:
+    def __init__(self, coming: HostFuture, device: DeviceName) -> None:
         Tensor.__init__(self, Spec(coming.shape, coming.dtype))
         self._coming = coming
         self.device = device
@@ -237,7 +237,7 @@ class _ComingTensor(ConcreteTensor):
 
 def concrete(output: Output, device: DeviceName) -> ConcreteTensor:
     """Wrap a step's output in a tensor."""
-    if isinstance(output, Fetched):
+    if isinstance(output, HostFuture):
         return _ComingTensor(output, device)
     return ConcreteTensor(output, device)
 

@@ -38,13 +38,13 @@ from allreduce.graph.update.program_check import (
     check_equal,
     check_once,
     check_owner,
-    involved,
+    compared_variables,
     name_of,
     needs_all,
     outline,
     synchronize,
 )
-from allreduce.graph.update.update import Host
+from allreduce.graph.update.update import LocalReplicas
 
 _NOTHING = np.zeros((), np.int64)  # the value of operations with only an effect
 
@@ -65,7 +65,7 @@ class EagerTrace(Trace):
 
     def __init__(
         self,
-        host: Host,
+        host: LocalReplicas,
         replica: Replica,
         info: StepInfo,
         feeds: Iterable[np.ndarray],
@@ -225,7 +225,7 @@ class EagerTrace(Trace):
         if len(self._host.devices) == self.replicas:
             return None
         done = Graph(tuple(self.nodes))
-        self._host.rank_digest.involve(involved(done))
+        self._host.rank_digest.involve(compared_variables(done))
         return outline(done)
 
     def _take_in(self, variables: Sequence[Variable]) -> None:
@@ -276,7 +276,7 @@ _SPECIAL: dict[str, Callable[[EagerTrace, Node], np.ndarray]] = {
 
 
 def run_eagerly(
-    host: Host,
+    host: LocalReplicas,
     replicas: Sequence[Replica],
     fn: Callable[..., Any],
     arguments: Arguments,
@@ -327,7 +327,7 @@ def _shown(returned: Sequence[Returned]) -> str:
     return ", ".join(f"{each.structure!r:.60}" for each in returned)
 
 
-def _refuse(fn: Callable[..., Any], host: Host) -> Meet:
+def _refuse(fn: Callable[..., Any], host: LocalReplicas) -> Meet:
     def meet(meeting: Meeting) -> NoReturn:
         changes = meeting.what in ("assign", "apply_gradients")
         what = "changes variables" if changes else "has collectives"

@@ -19,27 +19,27 @@ from allreduce.graph.trace.replica import StepInfo
 from allreduce.graph.trace.subgraph import joins_rows
 from allreduce.graph.update.arena_plan import ArenaPlan
 from allreduce.graph.update.arenas import plan_for, publish_iterations
-from allreduce.graph.update.program_check import Agreement, compare
-from allreduce.graph.update.update import Host
+from allreduce.graph.update.program_check import StepDigest, compare
+from allreduce.graph.update.update import LocalReplicas
 
 # Of each local replica: the values that an operation reads, and the step's moment.
 Brought = Sequence[tuple[list[np.ndarray], StepInfo]]
 
 
 def exchange(
-    host: Host, node: Node, specs: Sequence[Spec], outline: Facts | None, brought: Brought
+    host: LocalReplicas, node: Node, specs: Sequence[Spec], outline: Facts | None, brought: Brought
 ) -> list[np.ndarray]:
     """Run a collective; returns its value on each local replica."""
     graph = _alone(node, specs)
     if outline is not None:
         rows_known = all(info.rows_per_replica is not None for _, info in brought)
-        compare(host, Agreement(outline, joins_rows(graph.nodes)), rows_known)
+        compare(host, StepDigest(outline, joins_rows(graph.nodes)), rows_known)
     graph = replace(graph, outputs=(len(specs),))
     return [value for (value,) in _run(host, graph, [], None, brought)]
 
 
 def update(
-    host: Host, node: Node, specs: Sequence[Spec], outline: Facts | None, brought: Brought
+    host: LocalReplicas, node: Node, specs: Sequence[Spec], outline: Facts | None, brought: Brought
 ) -> None:
     """Reduce gradients over all replicas, and update the variables."""
     assert node.device is not None, node
@@ -72,7 +72,11 @@ def _alone(node: Node, specs: Sequence[Spec]) -> Graph:
 
 
 def _run(
-    host: Host, graph: Graph, plans: Sequence[ArenaPlan], outline: Facts | None, brought: Brought
+    host: LocalReplicas,
+    graph: Graph,
+    plans: Sequence[ArenaPlan],
+    outline: Facts | None,
+    brought: Brought,
 ) -> list[list[np.ndarray]]:
     program = schedule(partition(graph))  # which copies what devices compute with
 

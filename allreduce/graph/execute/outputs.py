@@ -11,7 +11,7 @@ import numpy as np
 
 from allreduce.devices import Buffer, Device, DeviceName, Event
 from allreduce.devices.base import ALIGNMENT
-from allreduce.graph.core.host_future import Fetched, Output
+from allreduce.graph.core.host_future import HostFuture, Output
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.op_table import lookup
 from allreduce.graph.execute.memory import describe_value
@@ -52,7 +52,7 @@ class Outputs:
         self._outputs: list[tuple[Node, bool]] = []  # and whether the caller gets its memory
         self._device_outputs: dict[int, DeviceOutput] = {}
         self._copied: dict[int, DeviceOutput] = {}  # the same, by the node that copies it
-        self._fetched: dict[int, Fetched] = {}
+        self._fetched: dict[int, HostFuture] = {}
         sources = _sources(program)
         for node in [each.node for each in program.instructions if each.node.op == "fetch"]:
             made = sources[node.inputs[0]]
@@ -93,7 +93,7 @@ class Outputs:
         """Record a started copy to the host."""
         output = self._copied[node.id]
         output.read_until(copied)
-        self._fetched[node.id] = Fetched(array, copied, output.device)
+        self._fetched[node.id] = HostFuture(array, copied, output.device)
 
     def of(self, values: Mapping[int, np.ndarray]) -> list[Output]:
         """Return the outputs of a step that has ended, each in memory that nothing else uses."""

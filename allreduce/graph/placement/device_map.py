@@ -10,7 +10,7 @@ from allreduce.devices.names import DeviceName
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class DeviceMap:
     """The meaning of device names in a replica's program.
 
     All replicas run one program. An index in it counts the replica's own devices: `CPU:1` is each
@@ -26,7 +26,7 @@ class Places:
     names: Mapping[DeviceName, DeviceName]
 
     @classmethod
-    def of(cls, own: Sequence[DeviceName], all_devices: Sequence[DeviceName]) -> Places:
+    def of(cls, own: Sequence[DeviceName], all_devices: Sequence[DeviceName]) -> DeviceMap:
         """Number a replica's own devices.
 
         Args:

@@ -15,7 +15,7 @@ from allreduce.errors import DeviceError
 from allreduce.graph.core.node import Graph, Node, Rewriter
 from allreduce.graph.core.op_table import lookup
 from allreduce.graph.core.scope import users_line
-from allreduce.graph.placement.device_map import Places
+from allreduce.graph.placement.device_map import DeviceMap
 
 _ANY = DeviceName()
 _MISSING = "which does not exist here"
@@ -75,7 +75,7 @@ def put(node: Node, device: DeviceName) -> Node:
     return replace(node, device=device, beside=None, attrs=attrs)
 
 
-def check_exists(what: str, asked: DeviceName, places: Places) -> None:
+def check_exists(what: str, asked: DeviceName, places: DeviceMap) -> None:
     """Raise an error early if replicas do not have the device that something is made for.
 
     Args:

@@ -34,18 +34,18 @@ from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.arena_plan import ArenaPlan
 from allreduce.graph.update.arenas import plan_for
 from allreduce.graph.update.program_check import (
-    Agreement,
+    StepDigest,
     check_equal,
     check_once,
     check_owner,
     compare,
-    involved,
+    compared_variables,
     name_of,
     needs_all,
     outline,
     synchronize,
 )
-from allreduce.graph.update.update import Host, UpdateRule
+from allreduce.graph.update.update import LocalReplicas, UpdateRule
 
 
 @dataclass(slots=True)
@@ -68,10 +68,10 @@ class Compiled:
     executors: list[Executor]
     returned: Returned
     updates: list[tuple[UpdateRule, ArenaPlan]]
-    agreement: Agreement | None = None
+    agreement: StepDigest | None = None
     placed: Sequence[Placed] = ()
     fed: BatchTiming | None = None
-    involved: Sequence[Variable] = ()
+    compared_variables: Sequence[Variable] = ()
     accumulates: bool = False
     finishes: bool = False
 
@@ -101,7 +101,7 @@ class Compiled:
             executor.release()
 
 
-def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Compiled:
+def compile_step(host: LocalReplicas, fn: Callable[..., Any], arguments: Arguments) -> Compiled:
     """Trace `fn` and compile it for every local replica; all ranks call this.
 
     Raises:
@@ -122,11 +122,11 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
         if pass_switches.is_on("prune"):  # a result of only one rank may be a collective's value
             graph = passes.prune(graph)
         said = outline(graph) if several_ranks else None
-        variables = involved(graph) if several_ranks else ()
+        variables = compared_variables(graph) if several_ranks else ()
         host.rank_digest.involve(variables)
         agreement = None
         if said is not None and compared:
-            agreement = Agreement(said, joins_rows(graph.nodes))
+            agreement = StepDigest(said, joins_rows(graph.nodes))
         if agreement is not None:  # as ranks do that traced it before
             compare(host, agreement, arguments.rows_per_replica is not None)
         synchronize(host, _variables(graph))
@@ -137,14 +137,17 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
         graph, executors = _in_buckets(host, _optimized(graph), updates, said)
         return Compiled(
             *(graph, executors, returned, updates, agreement, placed),
-            involved=variables,
+            compared_variables=variables,
             accumulates=accumulates,
             finishes=finishes,
         )
 
 
 def _in_buckets(
-    host: Host, graph: Graph, updates: list[tuple[UpdateRule, ArenaPlan]], said: Facts | None
+    host: LocalReplicas,
+    graph: Graph,
+    updates: list[tuple[UpdateRule, ArenaPlan]],
+    said: Facts | None,
 ) -> tuple[Graph, list[Executor]]:
     """Cut an optimized graph's updates into buckets, and prepare every local replica for it."""
     plans = [plan for _, plan in updates]
@@ -161,7 +164,7 @@ def _in_buckets(
 
 
 def compile_alone(
-    host: Host, fn: Callable[..., Any], arguments: Arguments, replica: Replica
+    host: LocalReplicas, fn: Callable[..., Any], arguments: Arguments, replica: Replica
 ) -> Compiled:
     """Trace `fn` and compile it for one of several replicas, without the others.
 
@@ -181,7 +184,7 @@ def compile_alone(
         return Compiled(graph, [executor], returned, [], placed=placed)
 
 
-def compile_part(host: Host, graph: Graph, rendezvous: Rendezvous) -> Executor:
+def compile_part(host: LocalReplicas, graph: Graph, rendezvous: Rendezvous) -> Executor:
     """Compile one task's part of a placed graph; other programs may change the same variables.
 
     Args:
@@ -196,7 +199,9 @@ def compile_part(host: Host, graph: Graph, rendezvous: Rendezvous) -> Executor:
     return Executor(program, host.replicas[0], arenas, None, rendezvous)
 
 
-def _trace(host: Host, fn: Callable[..., Any], arguments: Arguments) -> tuple[Graph, Returned]:
+def _trace(
+    host: LocalReplicas, fn: Callable[..., Any], arguments: Arguments
+) -> tuple[Graph, Returned]:
     start_logging()  # of the plan, and its checks
     trace = Trace(host.num_replicas_in_sync)
     with recording(trace):
@@ -208,7 +213,7 @@ def _trace(host: Host, fn: Callable[..., Any], arguments: Arguments) -> tuple[Gr
     return graph, returned
 
 
-def _placed(host: Host, graph: Graph) -> tuple[Graph, list[Placed]]:
+def _placed(host: LocalReplicas, graph: Graph) -> tuple[Graph, list[Placed]]:
     """Give every node a device, by the names that each of the replicas calls its own."""
     places = host.places[0]
     placed, log = place(graph, places.home, list(places.names))
@@ -245,7 +250,7 @@ def _check_equal_changes(graph: Graph) -> None:
             check_equal(node, varying)
 
 
-def _updates(host: Host, graph: Graph) -> list[tuple[UpdateRule, ArenaPlan]]:
+def _updates(host: LocalReplicas, graph: Graph) -> list[tuple[UpdateRule, ArenaPlan]]:
     """Return each `apply_gradients` node's arena, laid out in the order of its variables."""
     updates: list[tuple[UpdateRule, ArenaPlan]] = []
     changed: set[Variable] = set()

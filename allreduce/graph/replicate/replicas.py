@@ -27,7 +27,7 @@ from allreduce.graph.consistency import trace_failure
 from allreduce.graph.consistency.rank_exchange import exchange_between_steps
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.execute.timing import BatchTiming
-from allreduce.graph.placement.device_map import Places
+from allreduce.graph.placement.device_map import DeviceMap
 from allreduce.graph.replicate.threads import Threads
 from allreduce.graph.trace.rank_digest import RankDigest
 from allreduce.graph.trace.replica import Replica
@@ -86,11 +86,11 @@ class Replicas:
         self._over = ""  # why they run no steps any more
 
     @property
-    def places(self) -> list[Places]:
+    def places(self) -> list[DeviceMap]:
         """The map from device names to devices, for each local replica."""
         all_devices = [device.name for device in logical_devices()]
         owned = self.owned or [dict.fromkeys((home, *all_devices)) for home in self.devices]
-        return [Places.of(list(own), all_devices) for own in owned]
+        return [DeviceMap.of(list(own), all_devices) for own in owned]
 
     @property
     def communicator(self) -> Communicator | None:

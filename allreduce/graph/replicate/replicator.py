@@ -148,7 +148,7 @@ class Replicator(Replicas):
                 self._refuse(error)
             raise
         if not made:
-            self.rank_digest.involve(compiled.involved)
+            self.rank_digest.involve(compiled.compared_variables)
         if compiled.agreement is not None and not made:
             compare(self, compiled.agreement, arguments.rows_per_replica is not None)
         return compiled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from allreduce.errors import UsageError
-from allreduce.graph.core.scope import Beside, users_line, within
+from allreduce.graph.core.scope import SameDeviceAs, users_line, within
 from allreduce.graph.core.tensor import ConcreteTensor, Tensor, TracedTensor
 from allreduce.graph.trace.trace import current_trace
 from allreduce.graph.trace.variable import Variable
@@ -30,6 +30,6 @@ def colocate_with(value: Tensor | Variable) -> AbstractContextManager[None]:
                 f"{users_line()}: colocate_with got a tensor of another traced function, or of one "
                 "whose trace has ended"
             )
-        return within(Beside(id(tensor.trace), tensor.id))
+        return within(SameDeviceAs(id(tensor.trace), tensor.id))
     assert isinstance(tensor, ConcreteTensor)
     return within(tensor.device)

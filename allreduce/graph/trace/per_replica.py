@@ -9,7 +9,7 @@ import numpy as np
 
 from allreduce.devices import as_array
 from allreduce.errors import UsageError
-from allreduce.graph.core.host_future import Fetched, Output, arrived
+from allreduce.graph.core.host_future import HostFuture, Output, arrived
 from allreduce.graph.trace.rank_digest import BatchDigest
 
 
@@ -73,7 +73,7 @@ class PerReplica:
         rows_per_replica: tuple[int, ...] | None,
     ) -> PerReplica:
         """Wrap a step's outputs; reading one waits until its copy to the host is done."""
-        arrays = tuple([each for each in outputs if not isinstance(each, Fetched)])
+        arrays = tuple([each for each in outputs if not isinstance(each, HostFuture)])
         if len(arrays) == len(outputs):
             return cls(arrays, weights, offsets, is_batch, rows_per_replica)
         return _Pending(outputs, weights, offsets, is_batch, rows_per_replica)

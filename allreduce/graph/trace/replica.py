@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from allreduce.comm import Communicator
 from allreduce.graph.core.inter_op_pool import Run
-from allreduce.graph.placement.device_map import Places
+from allreduce.graph.placement.device_map import DeviceMap
 from allreduce.graph.trace.rank_digest import RankDigest
 
 
@@ -39,7 +39,7 @@ class Replica:
     index: int
     id: int
     communicator: Communicator | None
-    places: Places
+    places: DeviceMap
     generation: int = 0
     rank_digest: RankDigest = field(default_factory=RankDigest, repr=False, compare=False)
     runs: list[Run] = field(default_factory=list, repr=False, compare=False)

@@ -14,7 +14,7 @@ from allreduce.graph.core.node import Node
 from allreduce.graph.core.scope import choose, users_line
 from allreduce.graph.core.spec import Spec, show
 from allreduce.graph.core.tensor import ConcreteTensor, Operators, Tensor, TracedTensor, call
-from allreduce.graph.placement.device_map import Places
+from allreduce.graph.placement.device_map import DeviceMap
 from allreduce.graph.placement.placement import check_exists
 from allreduce.graph.trace.dispatch import apply, as_tensor, current_place
 from allreduce.graph.trace.trace import current_trace
@@ -32,7 +32,7 @@ class Owner(Protocol):
     def local_replicas(self) -> int: ...
 
     @property
-    def places(self) -> list[Places]: ...
+    def places(self) -> list[DeviceMap]: ...
 
     def note_assignment(self, variable: Variable, value: np.ndarray) -> None: ...
 
@@ -221,7 +221,7 @@ class Variable(Operators):
         return f"<variable {self.name!r} {self.spec}>"
 
 
-def _is_remote(asked: DeviceName, places: Places) -> bool:
+def _is_remote(asked: DeviceName, places: DeviceMap) -> bool:
     """Return whether a device's name has a job, and is of another task than this process's."""
     return asked.job is not None and not any(map(asked.matches, places.names))
 

@@ -30,7 +30,7 @@ from allreduce.graph.update.sharded_update import (
     maps_slots,
     spread_error,
 )
-from allreduce.graph.update.update import Host, UpdateRule
+from allreduce.graph.update.update import LocalReplicas, UpdateRule
 from allreduce.reduction import (
     BUCKET_BYTES,
     Arena,
@@ -68,7 +68,11 @@ class ArenaPlan:
     """
 
     def __init__(
-        self, rule: UpdateRule, variables: Sequence[Variable], host: Host, device: DeviceName
+        self,
+        rule: UpdateRule,
+        variables: Sequence[Variable],
+        host: LocalReplicas,
+        device: DeviceName,
     ) -> None:
         self.variables = tuple(variables)
         self.device = device
@@ -91,11 +95,11 @@ class ArenaPlan:
         self._make_sums(host)
         self.take_over()
 
-    def _allocator(self, host: Host, index: int) -> ArenaAllocator:
+    def _allocator(self, host: LocalReplicas, index: int) -> ArenaAllocator:
         device = lookup(host.places[index].names[self.device])
         return ArenaAllocator(device, host.replicas[index].communicator, self.layout)
 
-    def _make_sums(self, host: Host) -> None:
+    def _make_sums(self, host: LocalReplicas) -> None:
         """Allocate sums that are not stored with the gradients."""
         scattered = [b for b in self.buckets if self.sharded.get(b.index) is ShardMode.SCATTERED]
         if not scattered:
@@ -104,7 +108,7 @@ class ArenaPlan:
         for arena, sums in zip(self.arenas, made, strict=True):
             arena.sums = sums
 
-    def _meet(self, host: Host) -> GatheredSlots | None:
+    def _meet(self, host: LocalReplicas) -> GatheredSlots | None:
         """Map the slots of all replicas, if their memory can be mapped."""
         communicator = host.replicas[0].communicator
         if not self._maps_slots or communicator is None:
@@ -158,7 +162,7 @@ class ArenaPlan:
         """Whether each replica has all slots; never true of mapped slots."""
         return self._whole_at == self.arenas[0].iterations
 
-    def consolidate(self, host: Host) -> None:
+    def consolidate(self, host: LocalReplicas) -> None:
         """Gather all slots on every replica, between two steps; all replicas call this."""
         if not self._spreads_slots:
             return
@@ -223,7 +227,7 @@ class ArenaPlan:
                 write(view, arena.loaded[key])
         arena.loaded = {}
 
-    def renew(self, host: Host) -> None:
+    def renew(self, host: LocalReplicas) -> None:
         """Move symmetric arrays to new memory, and set all replicas to the first one's state.
 
         The old gradients are freed first, as nothing reads them after a step. An interrupted call
@@ -247,7 +251,7 @@ class ArenaPlan:
             arena.loaded = {}
         self._gathered, self._whole_at = None, first.iterations
 
-    def _move(self, host: Host, index: int) -> None:
+    def _move(self, host: LocalReplicas, index: int) -> None:
         """Give one replica's arena new memory, for one kind of arrays after the other."""
         allocator, arena = self._allocator(host, index), self.arenas[index]
         if self._maps_slots:
@@ -261,7 +265,7 @@ class ArenaPlan:
         arena.gradients = allocator.symmetric(self.layout.size, self.layout.dtype)
 
 
-def choose_buckets(host: Host, rule: UpdateRule, layout: Layout) -> tuple[Bucket, ...]:
+def choose_buckets(host: LocalReplicas, rule: UpdateRule, layout: Layout) -> tuple[Bucket, ...]:
     """Cut a new arena into buckets by size or by variable names."""
     if not pass_switches.is_on("bucket"):
         return plan_buckets(layout, 0)
@@ -291,7 +295,7 @@ def _warn_of_unknown(rule: UpdateRule, layout: Layout, chosen: Sequence[str]) ->
     )
 
 
-def agree_on_cuts(host: Host, buckets: Sequence[Bucket]) -> None:
+def agree_on_cuts(host: LocalReplicas, buckets: Sequence[Bucket]) -> None:
     """Check that all ranks cut a new arena equally.
 
     Raises:

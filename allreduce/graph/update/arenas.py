@@ -14,7 +14,7 @@ from allreduce.errors import UsageError
 from allreduce.graph.trace.trace import check_outside
 from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.arena_plan import UPDATES, ArenaPlan
-from allreduce.graph.update.update import Host, UpdateRule
+from allreduce.graph.update.update import LocalReplicas, UpdateRule
 
 _rules: weakref.WeakSet[UpdateRule] = weakref.WeakSet()  # arenas that have plans
 _waiting: weakref.WeakKeyDictionary[UpdateRule, dict[str, np.ndarray]]
@@ -52,7 +52,7 @@ def _plans_of(rule: UpdateRule) -> list[ArenaPlan]:
 
 
 def plan_for(
-    host: Host, rule: UpdateRule, variables: Sequence[Variable], device: DeviceName
+    host: LocalReplicas, rule: UpdateRule, variables: Sequence[Variable], device: DeviceName
 ) -> ArenaPlan:
     """Return the rule's arena for these variables; a new one is laid out in the given order.
 
@@ -166,7 +166,7 @@ def finish_update(rule: UpdateRule) -> None:
             host.run(plan.accumulation.finish)
 
 
-def renew(host: Host) -> None:
+def renew(host: LocalReplicas) -> None:
     """Give a host's gradients new memory, after the communicator that had the old one has died."""
     for rule in list(_rules):
         for plan in _plans_of(rule):

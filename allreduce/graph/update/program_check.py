@@ -21,7 +21,7 @@ from allreduce.graph.core.spec import show
 from allreduce.graph.ops.array.windows import Windows
 from allreduce.graph.trace.subgraph import Body
 from allreduce.graph.trace.variable import Variable
-from allreduce.graph.update.update import Host
+from allreduce.graph.update.update import LocalReplicas
 
 _REMEDY = "make the same model, and use the same variables, on every rank"
 _KNOWN_ROWS = "make the batches with strategy.distribute_dataset"
@@ -44,7 +44,7 @@ def name_of(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__qualname__", repr(fn))
 
 
-def check_owner(host: Host, variables: Iterable[Variable]) -> None:
+def check_owner(host: LocalReplicas, variables: Iterable[Variable]) -> None:
     """Raise an error if a variable does not belong to the replicas that run the step."""
     for variable in variables:
         owner: object = variable.replicator
@@ -91,7 +91,7 @@ def needs_all(fn: Callable[..., Any], what: str, replicas: int) -> UsageError:
     )
 
 
-class Agreement:
+class StepDigest:
     """The digest of a step that ranks compare in every run.
 
     Args:
@@ -125,7 +125,7 @@ def check_same(communicator: Communicator, rank: int, variables: Sequence[Variab
     check(communicator, rank, "the step's variables", facts)
 
 
-def compare(host: Host, step: Agreement, knows_rows: bool) -> None:
+def compare(host: LocalReplicas, step: StepDigest, knows_rows: bool) -> None:
     """Check that all ranks run the same program, in each run of a step without an optimizer.
 
     With an optimizer, `StepChecksum` does so. Without this check, exchanged values could be mixed
@@ -166,7 +166,7 @@ def compare(host: Host, step: Agreement, knows_rows: bool) -> None:
         )
 
 
-def synchronize(host: Host, variables: Sequence[Variable]) -> None:
+def synchronize(host: LocalReplicas, variables: Sequence[Variable]) -> None:
     """Give every replica the values that replica 0 has, once per variable.
 
     Raises:
@@ -202,7 +202,7 @@ def outline(graph: Graph) -> Facts:
     return {f"{name or f'operation {place}'} of the step": fact for place, (name, fact) in lines}
 
 
-def involved(graph: Graph) -> tuple[Variable, ...]:
+def compared_variables(graph: Graph) -> tuple[Variable, ...]:
     """List the variables that changes and collectives depend on, or change.
 
     They are the same on all ranks whose outlines are, and in the same order.

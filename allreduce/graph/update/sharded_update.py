@@ -19,14 +19,18 @@ from allreduce.devices import options
 from allreduce.devices.names import DeviceName
 from allreduce.errors import UsageError
 from allreduce.graph.core import pass_switches
-from allreduce.graph.update.update import Host, UpdateRule
+from allreduce.graph.update.update import LocalReplicas, UpdateRule
 from allreduce.reduction import Arena, Bucket, Layout, ShardMode, is_large, slice_of
 
 _NATIVE = ("float32", "float64")
 
 
 def agree_to_shard(
-    host: Host, rule: UpdateRule, layout: Layout, buckets: Sequence[Bucket], device: DeviceName
+    host: LocalReplicas,
+    rule: UpdateRule,
+    layout: Layout,
+    buckets: Sequence[Bucket],
+    device: DeviceName,
 ) -> dict[int, ShardMode]:
     """Choose the buckets with sharded updates, and their modes, by index; all replicas call this.
 
@@ -59,7 +63,7 @@ def agree_to_shard(
     return {} if any(host.on_replicas(differs)) else chosen
 
 
-def maps_slots(host: Host) -> bool:
+def maps_slots(host: LocalReplicas) -> bool:
     """Return whether replicas can read each other's slots of sharded updates."""
     first = host.replicas[0].communicator
     return first is not None and updates(first)

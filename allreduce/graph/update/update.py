@@ -20,7 +20,7 @@ from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import Dim, show
 from allreduce.graph.core.tensor import Tensor, TracedTensor
 from allreduce.graph.ops import functions
-from allreduce.graph.placement.device_map import Places
+from allreduce.graph.placement.device_map import DeviceMap
 from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.graph.trace.rank_digest import RankDigest
 from allreduce.graph.trace.replica import Replica
@@ -145,13 +145,13 @@ class UpdateRule(ABC):
         return None
 
 
-class Host(Protocol):
+class LocalReplicas(Protocol):
     """The replicas of this process, as compiling a step needs them."""
 
     @property
     def devices(self) -> Sequence[DeviceName]: ...
     @property
-    def places(self) -> Sequence[Places]: ...
+    def places(self) -> Sequence[DeviceMap]: ...
     @property
     def replicas(self) -> Sequence[Replica]: ...
     @property

@@ -260,7 +260,7 @@ class Model(Built):
             MismatchError: Ranks passed different things, or have different models.
             NumericsError: The loss became NaN; names the epoch and the step.
         """
-        with training.telling(self.replicator, "fit"):
+        with training.raising_on_all_ranks(self.replicator, "fit"):
             keras_names.refuse(self.fit, unknown)
             changes = self._steps().new_changes()
             if changes and training.rank_of(self.replicator) == 0:
@@ -296,7 +296,7 @@ class Model(Built):
             `[loss, *metrics]`, the loss alone if there are no metrics, or a dict with
             `return_dict`.
         """
-        with training.telling(self.replicator, "evaluate"):
+        with training.raising_on_all_ranks(self.replicator, "evaluate"):
             keras_names.refuse(self.evaluate, unknown)
             self._steps()
         options = {"batch_size": batch_size, "verbose": verbose, "steps": steps, "data": data}
@@ -317,7 +317,7 @@ class Model(Built):
         Of an iterable's batches (x, y) only x is used.
         """
         check_made(self)
-        with training.telling(self.replicator, "predict"):
+        with training.raising_on_all_ranks(self.replicator, "predict"):
             keras_names.refuse(self.predict, unknown)
         options = {"batch_size": batch_size, "verbose": verbose, "steps": steps}
         return training.predict(self, x, callbacks=callbacks, **options)

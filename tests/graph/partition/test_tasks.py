@@ -22,7 +22,7 @@ from allreduce.graph.execute.executor import Executor
 from allreduce.graph.partition.partition import partition, partition_tasks, task_of
 from allreduce.graph.partition.rendezvous import Key, LocalRendezvous
 from allreduce.graph.partition.tasks import Part, split
-from allreduce.graph.placement.device_map import Places
+from allreduce.graph.placement.device_map import DeviceMap
 from allreduce.graph.placement.placement import place
 from allreduce.graph.replicate.compiled import compile_part
 from allreduce.graph.schedule.program import Program
@@ -42,8 +42,8 @@ class TwoTasks(Replicator):
     """One replica that spans two tasks, both of which are this process."""
 
     @property
-    def places(self) -> list[Places]:
-        return [Places(HERE, {HERE: HERE, HERE_TOO: HERE_TOO, OTHER: HERE, OTHER_TOO: HERE_TOO})]
+    def places(self) -> list[DeviceMap]:
+        return [DeviceMap(HERE, {HERE: HERE, HERE_TOO: HERE_TOO, OTHER: HERE, OTHER_TOO: HERE_TOO})]
 
 
 def _run(executors: Sequence[Executor], feeds: Sequence[Any], info: StepInfo) -> list[Any]:
@@ -117,7 +117,7 @@ def test_a_view_is_not_sent_but_repeated() -> None:
     assert sorted(sent) == [(1, 70), (300, 70)], "all of y once, and the row"
     # The sum goes through memory in the same order as on one device, so that it rounds alike.
     x = np.random.default_rng(0).standard_normal((300, 70)).astype(np.float32)
-    places = Places(HERE, {HERE: HERE, HERE_TOO: HERE_TOO})
+    places = DeviceMap(HERE, {HERE: HERE, HERE_TOO: HERE_TOO})
     replica = replace(TwoTasks().replicas[0], places=places)
     found = Executor(program, replica, {}).run([x], StepInfo(1, 0, 1), batch=False)
     for one, other in zip(found, interpret(graph, [x]), strict=True):

@@ -19,7 +19,7 @@ from allreduce.events import logger
 from allreduce.graph.core import op_table
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.spec import BATCH
-from allreduce.graph.placement.device_map import Places
+from allreduce.graph.placement.device_map import DeviceMap
 from allreduce.graph.placement.placement import Placed, place
 from tests.graph.interpret import trace_of
 
@@ -244,7 +244,7 @@ def test_gradients_are_computed_beside_what_they_are_of() -> None:
 
 def test_an_index_counts_a_replicas_own_devices() -> None:
     everyones = _names("CPU:0", "GPU:0", "GPU:1", "GPU:2", "GPU:3")
-    places = Places.of(everyones[3:], everyones)
+    places = DeviceMap.of(everyones[3:], everyones)
     assert places.home == everyones[1]
     assert places.names == {
         everyones[1]: everyones[3],
