@@ -133,6 +133,30 @@ def test_a_changed_learning_rate_takes_effect_and_slots_stay(session: ar.Session
     assert float(session.run(step)) == -1.75  # half of the momentum, and a quarter
 
 
+def test_two_optimizers_of_one_variable_take_turns(session: ar.Session) -> None:
+    def steps(place: str) -> tuple[ar.Variable, list[Any]]:
+        with ar.device(place):
+            v = ar.Variable(np.array([1.0, -2.0], np.float32), name="two")
+
+        def by(optimizer: Any) -> Any:
+            def step() -> Any:
+                optimizer.minimize(ar.ops.sum(v * v), [v])
+                return v * 1.0
+
+            return step
+
+        return v, [by(ar.optim.SGD(0.1)), by(ar.optim.Adam(0.5))]
+
+    remote, both = steps(PS)
+    _, alone = steps(HERE)
+    alone = [ar.function(each) for each in alone]
+    for turn in range(7):
+        which = turn % 2
+        expected = np.asarray(alone[which]())
+        np.testing.assert_array_equal(session.run(both[which]), expected)
+        np.testing.assert_array_equal(session.read(remote), expected)
+
+
 def test_what_a_variable_of_another_task_refuses_outside_a_session() -> None:
     with ar.device(PS):
         v = ar.Variable(np.zeros(2, np.float32), name="far")

@@ -233,8 +233,11 @@ def _update_bucket(frame: Frame, node: Node) -> Step:
     count = arena.count if rule.clip_norm is None else arena.divisor
     update = frame.queues.on(node, _update_of(node, bucket.paths(arena.layout)))
     begin = frame.queues.behind(node, begin_update) if is_first else begin_update
+    is_shared = frame.replica.guard is not None  # another program's optimizer may hold the values
 
     def run() -> None:
+        if is_shared:
+            plan.take_over()
         if arena.loaded:  # others have read the old slots, as they have begun this step
             plan.settle(arena)
         begin(arena, checksum, is_first)

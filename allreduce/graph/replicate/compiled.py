@@ -188,15 +188,18 @@ def compile_part(host: LocalReplicas, graph: Graph, rendezvous: Rendezvous) -> E
     """Compile one task's part of a placed graph; other programs may change the same variables.
 
     Args:
-        host: One replica, on the devices of the part.
+        host: One replica, with a guard, on the devices of the part.
         graph: The part, with its transfers from and to other tasks.
         rendezvous: Exchanges values with the other parts.
     """
-    plans = [plan for _, plan in _updates(host, graph)]
-    _settle(graph)
+    replica = host.replicas[0]
+    assert replica.guard is not None
+    with replica.guard:  # both move variables
+        plans = [plan for _, plan in _updates(host, graph)]
+        _settle(graph)
     program = _program(partition(passes.bucket(_optimized(graph), plans, 1)))
     arenas = {id(plan): plan.arenas[0].with_own_gradients() for plan in plans}
-    return Executor(program, host.replicas[0], arenas, None, rendezvous)
+    return Executor(program, replica, arenas, None, rendezvous)
 
 
 def _trace(
