@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -155,6 +156,29 @@ def test_two_optimizers_of_one_variable_take_turns(session: ar.Session) -> None:
         expected = np.asarray(alone[which]())
         np.testing.assert_array_equal(session.run(both[which]), expected)
         np.testing.assert_array_equal(session.read(remote), expected)
+
+
+@pytest.mark.parametrize("second", [ar.optim.SGD, ar.optim.Lion])
+def test_no_update_of_several_clients_is_lost(cluster: list[ar.Server], second: Any) -> None:
+    name = f"common/{second.__name__}"
+
+    def client(server: ar.Server, optimizer: Any) -> None:
+        with ar.device(PS):
+            v = ar.Variable(np.zeros(3, np.float32), name=name)
+
+        def step() -> None:
+            optimizer.minimize(ar.ops.sum(v * 1.0), [v])
+
+        with ar.Session(server.target, timeout=30) as session:
+            for _ in range(100):
+                session.run(step)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(client, cluster[:2], [ar.optim.SGD(1.0), second(1.0)]))
+    with ar.device(PS):
+        v = ar.Variable(np.zeros(3, np.float32), name=name)
+    with ar.Session(cluster[0].target) as session:
+        np.testing.assert_array_equal(session.read(v), [-200] * 3)
 
 
 def test_what_a_variable_of_another_task_refuses_outside_a_session() -> None:
