@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import secrets
 import socket
 import time
@@ -20,15 +21,32 @@ from allreduce.server import task_pb2_grpc
 from allreduce.server.channel import Channel, Handle, connect
 from allreduce.server.mpi_messages import MpiMessages
 
-PROTOCOL = 2
+PROTOCOL = 3
 MOST_MESSAGE_BYTES = (1 << 31) - 1  # constants travel inside of graphs
 OPTIONS = [
     ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MOST_MESSAGE_BYTES),
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),  # a task that comes up is noticed at once
+    ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 _RETRY_SECONDS = 0.1
+# A task that has restarted does not know the handshake; its predecessor's connection has ended.
+_RESTARTED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE)
+
+
+def prove_call(secret: bytes, nonces: bytes, method: str, request: Any) -> bytes:
+    """Compute the caller's proof for one call.
+
+    Args:
+        secret: The cluster's secret.
+        nonces: The two nonces of the handshake, joined.
+        method: The name of the gRPC method.
+        request: The request, without `caller`.
+    """
+    content = hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
+    return digest(secret, b"caller", nonces, method.encode(), content)
 
 
 class Peer:
@@ -90,18 +108,39 @@ class Peer:
     def call(self, method: str, request: Any, timeout: float) -> Any:
         """Call a method of the task's gRPC service, with a proof for this call.
 
+        A task that has restarted, or has forgotten the handshake, is greeted once more.
+
         Raises:
             TimeoutError: The task does not answer in time.
+            JoinError: The task refuses the proof.
         """
-        request.caller.nonces = self._nonces
-        request.caller.proof = digest(self._secret, b"caller", self._nonces)
         try:
-            return getattr(self._stub, method)(request, timeout=timeout)
+            return self._call(method, request, timeout)
         except grpc.RpcError as error:
-            raise TimeoutError(
-                f"[server] {self.name} at {self.address} does not answer {method} "
-                f"({error.code().name}: {error.details()})"
-            ) from None
+            if error.code() not in _RESTARTED:
+                raise self._unanswered(method, error) from None
+        self.greet(timeout)
+        try:
+            return self._call(method, request, timeout)
+        except grpc.RpcError as error:
+            raise self._unanswered(method, error) from None
+
+    def _call(self, method: str, request: Any, timeout: float) -> Any:
+        nonces = self._nonces
+        request.ClearField("caller")
+        proof = prove_call(self._secret, nonces, method, request)
+        request.caller.nonces, request.caller.proof = nonces, proof
+        return getattr(self._stub, method)(request, timeout=timeout)
+
+    def _unanswered(self, method: str, error: Any) -> Exception:
+        if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+            return JoinError(
+                f"[server] {self.name} at {self.address} refuses {method}: {error.details()}"
+            )
+        return TimeoutError(
+            f"[server] {self.name} at {self.address} does not answer {method} "
+            f"({error.code().name}: {error.details()})"
+        )
 
     def open(
         self,

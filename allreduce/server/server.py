@@ -34,7 +34,7 @@ from allreduce.graph.partition.tasks import task_name
 from allreduce.server import task_pb2 as pb
 from allreduce.server import task_pb2_grpc
 from allreduce.server.channel import Channel, accept
-from allreduce.server.connect import OPTIONS, PROTOCOL, Peer
+from allreduce.server.connect import OPTIONS, PROTOCOL, Peer, prove_call
 from allreduce.server.encode import decode, encode
 from allreduce.server.master import named_tasks, plan
 from allreduce.server.mpi_messages import MpiMessages
@@ -208,9 +208,12 @@ class Server:
             mpi_rank=0 if self._mpi is None else self._mpi.rank,
         )
 
-    def knows(self, caller: pb.Caller) -> bool:
-        """Check the proof in a call."""
-        expected = digest(self._secret, b"caller", caller.nonces)
+    def knows(self, method: str, request: Any) -> bool:
+        """Check the proof in a call, which is moved out of the request."""
+        caller = pb.Caller()
+        caller.CopyFrom(request.caller)
+        request.ClearField("caller")
+        expected = prove_call(self._secret, caller.nonces, method, request)
         return caller.nonces in self._nonces and proves(caller.proof, expected)
 
     def register_graph(self, request: pb.RegisterGraphRequest) -> pb.RegisterGraphReply:
@@ -227,7 +230,10 @@ class Server:
             if task != self.task:
                 generations[task_name(task)] = self._peer(task, request.timeout).hello.generation
         self._handles += 1
-        handle = f"{request.client}/{self.task.job}.{self.task.task}.{self._handles}"
+        # With the generation, so that a restarted master reuses no handle.
+        handle = (
+            f"{request.client}/{self.task.job}.{self.task.task}.{self.generation:x}.{self._handles}"
+        )
         reply = pb.RegisterGraphReply(handle=handle)
         for task, part in parts.items():
             message = pb.RegisterPartRequest(
@@ -441,7 +447,7 @@ class _Service(task_pb2_grpc.TaskServicer):
     def RegisterGraph(  # noqa: N802
         self, request: pb.RegisterGraphRequest, context: Any
     ) -> pb.RegisterGraphReply:
-        self._check(request.caller, context)
+        self._check("RegisterGraph", request, context)
         try:
             return self._server.register_graph(request)
         except Exception as error:  # reaches the client, which raises it
@@ -450,16 +456,19 @@ class _Service(task_pb2_grpc.TaskServicer):
     def RegisterPart(  # noqa: N802
         self, request: pb.RegisterPartRequest, context: Any
     ) -> pb.RegisterPartReply:
-        self._check(request.caller, context)
+        self._check("RegisterPart", request, context)
         try:
             return self._server.register_part(request)
         except Exception as error:  # reaches the client, by the master
             text = f"{self._server.name}: {_text(error)}"
             return pb.RegisterPartReply(error=text, kind=type(error).__name__)
 
-    def _check(self, caller: pb.Caller, context: Any) -> None:
-        if not self._server.knows(caller):
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the caller does not know the secret")
+    def _check(self, method: str, request: Any, context: Any) -> None:
+        if not self._server.knows(method, request):
+            context.abort(
+                grpc.StatusCode.UNAUTHENTICATED,
+                "the call has no proof of the secret for a handshake that this task has made",
+            )
 
 
 def failure(error: Exception, request: int) -> pb.Frame:

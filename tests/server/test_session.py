@@ -21,6 +21,8 @@ from allreduce.errors import (
     TimeoutError,
     UsageError,
 )
+from allreduce.server import task_pb2 as pb
+from allreduce.server.connect import PROTOCOL, prove_call
 from tests.server.clusters import describe, processes, serving, start_task, task_command
 
 X = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)
@@ -253,6 +255,53 @@ def test_strangers_and_wrong_secrets_are_refused(cluster: list[ar.Server]) -> No
         ar.Session("grpc://127.0.0.1:1", timeout=0.3)
     with pytest.raises(UsageError, match="not a loopback address"):
         ar.Server({"worker": ["192.0.2.1:0"]}, "worker", 0)
+
+
+def test_a_session_survives_the_restart_of_its_master() -> None:
+    spec = describe({"worker": 1, "ps": 1})
+    with ar.Server(spec, "ps", 0):
+        master = ar.Server(spec, "worker", 0)
+        try:
+            with ar.Session(master.target, timeout=20) as session:
+                with ar.device(PS):
+                    v = ar.Variable(np.zeros(2, np.float32), name="v")
+
+                def by(factor: float) -> Any:
+                    def step(x: ar.Tensor) -> Any:
+                        with ar.device(PS):
+                            return v + x * factor
+
+                    return step
+
+                first = by(2.0)
+                np.testing.assert_array_equal(session.run(first, args=(X[0, :2],)), X[0, :2] * 2)
+                for factor in (3.0, 4.0):
+                    before = master.generation
+                    master.close()
+                    master = ar.Server(spec, "worker", 0)
+                    assert master.generation != before
+                    found = session.run(by(factor), args=(X[0, :2],))
+                    np.testing.assert_array_equal(found, X[0, :2] * np.float32(factor))
+                # Its handles are not those of the master before, whose parts `ps` still has.
+                np.testing.assert_array_equal(session.run(first, args=(X[0, :2],)), X[0, :2] * 2)
+        finally:
+            master.close()
+
+
+def test_a_proof_is_for_one_method_and_request_and_forgotten_handshakes_are_repeated() -> None:
+    with serving(worker=1) as (server,), ar.Session(server.target, timeout=20) as session:
+        peer = session._master
+        request = pb.RegisterPartRequest(handle="one")
+        proof = prove_call(b"", peer._nonces, "RegisterPart", request)
+        request.caller.nonces, request.caller.proof = peer._nonces, proof
+        other = pb.RegisterPartRequest(handle="two", caller=request.caller)
+        assert not server.knows("RegisterPart", other)
+        wrong = pb.RegisterGraphRequest(caller=request.caller)
+        assert not server.knows("RegisterGraph", wrong)
+        assert server.knows("RegisterPart", request)
+        for _ in range(10_001):  # strangers
+            server.greet(pb.HelloRequest(protocol=PROTOCOL, nonce=b"0" * 32))
+        assert float(session.run(lambda a: ar.ops.sum(a) * 0.0, args=(X,))) == 0
 
 
 def test_a_lost_task_is_named_and_its_variables_can_be_restored() -> None:
