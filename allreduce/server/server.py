@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -33,7 +34,7 @@ from allreduce.events import logger
 from allreduce.graph.partition.tasks import task_name
 from allreduce.server import task_pb2 as pb
 from allreduce.server import task_pb2_grpc
-from allreduce.server.channel import Channel, accept
+from allreduce.server.channel import DEAD_SECONDS, Channel, accept
 from allreduce.server.connect import OPTIONS, PROTOCOL, Peer, prove_call
 from allreduce.server.encode import decode, encode
 from allreduce.server.master import named_tasks, plan
@@ -89,6 +90,7 @@ class Server:
         self._channels: dict[str, tuple[Channel, int]] = {}  # by task, with its generation
         self._inbound: set[Channel] = set()
         self._connecting = threading.RLock()
+        self._opening: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # by task
         self._nonces: dict[bytes, bool] = {}  # and whether a data connection has used it
         self._seen: set[str] = set()  # tasks that have been up
         self._handles = 0
@@ -153,10 +155,13 @@ class Server:
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
         with self._connecting:
-            for channel in [each for each, _ in self._channels.values()] + [*self._inbound]:
-                channel.leave()
-            for peer in self._peers.values():
-                peer.close()
+            channels = [each for each, _ in self._channels.values()] + [*self._inbound]
+            peers = list(self._peers.values())
+        # Without the lock, which steps that end now may need.
+        for channel in channels:
+            channel.leave()
+        for peer in peers:
+            peer.close()
 
     def __enter__(self) -> Server:
         return self
@@ -300,21 +305,26 @@ class Server:
         name = task_name(task)
         known = self._channels.get(name)
         if known is None:
-            with self._connecting:
-                known = self._channels.get(name) or self._open(task)
+            with self._opening[name]:
+                known = self._channels.get(name) or self._open(task, DEAD_SECONDS)
         channel, found = known
         if found != generation:
             raise PeerLostError(f"[server] {name} has restarted since the graph was registered")
         return channel
 
-    def _open(self, task: DeviceName) -> tuple[Channel, int]:
+    def _open(self, task: DeviceName, timeout: float) -> tuple[Channel, int]:
+        name = task_name(task)
         try:
-            peer = self._peer(task, 1.0)
+            peer = self._peer(task, timeout)
             channel = peer.open(self.name, self._handle, self._lose, mpi=self._mpi)
         except (JoinError, TimeoutError) as error:
-            raise PeerLostError(f"[server] {task_name(task)} is lost: {error}") from error
-        self._channels[task_name(task)] = channel, peer.hello.generation
-        return self._channels[task_name(task)]
+            raise PeerLostError(f"[server] {name} is lost: {error}") from error
+        with self._connecting:
+            if not (channel.ended or self._closed.is_set()):
+                self._channels[name] = channel, peer.hello.generation
+                return self._channels[name]
+        channel.leave()
+        raise PeerLostError(f"[server] {name} is lost: {channel.ended}")
 
     def _lose(self, channel: Channel, why: str) -> None:
         """Note the end of a data connection, in either direction."""
@@ -340,7 +350,7 @@ class Server:
         if task == self.task:
             return True
         try:
-            self._peer(task, 1.0)
+            self._peer(task, DEAD_SECONDS)
         except (JoinError, TimeoutError):
             return False
         return True
@@ -368,6 +378,9 @@ class Server:
         finally:
             self._handshakes.release()
         with self._connecting:
+            if self._closed.is_set():
+                connection.close()
+                return
             channel = Channel(connection, peer, self._handle, self._lose, mpi=self._mpi)
             self._inbound.add(channel)
 

@@ -25,7 +25,7 @@ from allreduce.optim import registry
 from allreduce.optim.base import Optimizer
 from allreduce.server import task_pb2 as pb
 from allreduce.server.channel import Channel
-from allreduce.server.encode import Configuration, Description, decode, describe
+from allreduce.server.encode import Configuration, Description, decode
 from allreduce.server.rendezvous import RemoteRendezvous, lost
 
 
@@ -69,6 +69,11 @@ class _Part:
     running: set[int] = field(default_factory=set)
     turn: threading.Lock = field(default_factory=threading.Lock)
 
+    def abort(self, cause: BaseException) -> None:
+        """End the steps that are under way."""
+        for step in list(self.running):
+            self.rendezvous.abort(0, step, cause)
+
 
 class Worker:
     """The variables of a task, and the parts of graphs that are registered with it.
@@ -92,16 +97,6 @@ class Worker:
     def devices(self) -> list[DeviceName]:
         """This task's devices, under their names in the cluster."""
         return list(self._host.places[0].names)
-
-    def missing(self, variables: Sequence[pb.Variable]) -> list[str]:
-        """List the variables, of those described, that have no value here yet.
-
-        Raises:
-            UsageError: A variable has another shape or dtype here.
-        """
-        with self._registering:
-            found = [self._variable(describe(each)) for each in variables]
-            return [each.name for each in found if each.name in self._empty]
 
     def register(self, request: pb.RegisterPartRequest) -> list[str]:
         """Compile a part; returns the names of its variables that have no value yet."""
@@ -158,6 +153,7 @@ class Worker:
         with part.turn:
             part.running.add(frame.step)
             try:
+                self._part(frame.handle)  # it may have been released meanwhile
                 return part.executor.run(feeds, StepInfo(frame.rows, 0, frame.step), False)
             finally:
                 part.running.discard(frame.step)
@@ -185,18 +181,18 @@ class Worker:
         """End the steps that need a lost task; forget the graphs of a lost client."""
         owned = []
         for handle, part in list(self._parts.items()):
-            is_owner = handle.rpartition("/")[0] == peer
-            if peer in part.tasks or is_owner:
-                for step in list(part.running):
-                    part.rendezvous.abort(0, step, lost(peer, why))
-            owned += [handle] if is_owner else []
-        self.release(owned)
+            if handle.rpartition("/")[0] == peer:
+                owned.append(handle)
+            elif peer in part.tasks:
+                part.abort(lost(peer, why))
+        self.release(owned, lost(peer, why))
 
-    def release(self, handles: Sequence[str]) -> None:
-        """Forget graphs, and free their memory once no step runs."""
+    def release(self, handles: Sequence[str], cause: BaseException | None = None) -> None:
+        """Forget graphs, end their steps for a cause, and free their memory."""
         for handle in handles:
             part = self._parts.pop(handle, None)
             if part is not None:
+                part.abort(cause or StaleError(f"{self._name} has released the graph {handle}"))
                 with part.turn:
                     part.executor.release()
 
