@@ -144,10 +144,10 @@ def _called(fn: Step, carry: Any, element: Any) -> tuple[Any, Any]:
 
 def _check_carry(before: Any, after: Any) -> None:
     """Refuse a carry that is not of the same structure, shapes and dtypes after a step."""
-    if pytree.outline(before) != pytree.outline(after):
+    if pytree.treedef(before) != pytree.treedef(after):
         raise UsageError(
-            f"{users_line()}: the function of ar.scan got a carry {pytree.outline(before)} and "
-            f"returned one of another structure, {pytree.outline(after)}"
+            f"{users_line()}: the function of ar.scan got a carry {pytree.treedef(before)} and "
+            f"returned one of another structure, {pytree.treedef(after)}"
         )
     every = zip(pytree.paths(before), pytree.leaves(before), pytree.leaves(after), strict=True)
     for path, old, new in every:

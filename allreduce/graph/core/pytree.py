@@ -76,7 +76,7 @@ def replace_leaves(structure: Any, values: Iterator[Any]) -> Any:
     return map_leaves(lambda _: next(values), structure)
 
 
-def outline(structure: Any, ordered: bool = False) -> Hashable:
+def treedef(structure: Any, ordered: bool = False) -> Hashable:
     """Describe the structure without its leaves, as a hashable value.
 
     Args:
@@ -84,13 +84,13 @@ def outline(structure: Any, ordered: bool = False) -> Hashable:
         ordered: Whether dicts with another insertion order differ.
     """
     if isinstance(structure, _SEQUENCES):
-        return (type(structure), tuple([outline(value, ordered) for value in structure]))
+        return (type(structure), tuple([treedef(value, ordered) for value in structure]))
     if isinstance(structure, dict):
         items = structure.items() if ordered else _items(structure)
-        return (type(structure), tuple([(key, outline(value, ordered)) for key, value in items]))
+        return (type(structure), tuple([(key, treedef(value, ordered)) for key, value in items]))
     if _is_record(structure):
         names = [field.name for field in dataclasses.fields(structure)]
-        parts = tuple(outline(getattr(structure, name), ordered) for name in names)
+        parts = tuple(treedef(getattr(structure, name), ordered) for name in names)
         return (type(structure), parts)
     return "leaf"
 

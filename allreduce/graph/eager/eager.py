@@ -41,7 +41,7 @@ from allreduce.graph.update.program_check import (
     compared_variables,
     name_of,
     needs_all,
-    outline,
+    summary,
     synchronize,
 )
 from allreduce.graph.update.update import LocalReplicas
@@ -226,7 +226,7 @@ class EagerTrace(Trace):
             return None
         done = Graph(tuple(self.nodes))
         self._host.rank_digest.involve(compared_variables(done))
-        return outline(done)
+        return summary(done)
 
     def _take_in(self, variables: Sequence[Variable]) -> None:
         """Let all replicas have the values of the first one before a variable's first step."""
@@ -320,7 +320,7 @@ def run_eagerly(
 def _form(returned: Returned) -> Hashable:
     """Return what must be equal on replicas; other values are taken from the first one."""
     kinds = tuple(map(type, pytree.leaves(returned.structure)))
-    return pytree.outline(returned.structure), kinds, returned.rows_per_sample
+    return pytree.treedef(returned.structure), kinds, returned.rows_per_sample
 
 
 def _shown(returned: Sequence[Returned]) -> str:

@@ -27,19 +27,19 @@ Brought = Sequence[tuple[list[np.ndarray], StepInfo]]
 
 
 def exchange(
-    host: LocalReplicas, node: Node, specs: Sequence[Spec], outline: Facts | None, brought: Brought
+    host: LocalReplicas, node: Node, specs: Sequence[Spec], summary: Facts | None, brought: Brought
 ) -> list[np.ndarray]:
     """Run a collective; returns its value on each local replica."""
     graph = _alone(node, specs)
-    if outline is not None:
+    if summary is not None:
         rows_known = all(info.rows_per_replica is not None for _, info in brought)
-        compare(host, StepDigest(outline, joins_rows(graph.nodes)), rows_known)
+        compare(host, StepDigest(summary, joins_rows(graph.nodes)), rows_known)
     graph = replace(graph, outputs=(len(specs),))
     return [value for (value,) in _run(host, graph, [], None, brought)]
 
 
 def update(
-    host: LocalReplicas, node: Node, specs: Sequence[Spec], outline: Facts | None, brought: Brought
+    host: LocalReplicas, node: Node, specs: Sequence[Spec], summary: Facts | None, brought: Brought
 ) -> None:
     """Reduce gradients over all replicas, and update the variables."""
     assert node.device is not None, node
@@ -52,7 +52,7 @@ def update(
     rule, accumulation = node.attrs["rule"], plan.accumulation
     accumulation.begin(rule.gradient_accumulation if node.inputs else 0)
     try:
-        _run(host, graph, [plan], outline, brought)
+        _run(host, graph, [plan], summary, brought)
     except BaseException:
         accumulation.discard()
         raise
@@ -75,7 +75,7 @@ def _run(
     host: LocalReplicas,
     graph: Graph,
     plans: Sequence[ArenaPlan],
-    outline: Facts | None,
+    summary: Facts | None,
     brought: Brought,
 ) -> list[list[np.ndarray]]:
     program = schedule(partition(graph))  # which copies what devices compute with
@@ -83,7 +83,7 @@ def _run(
     def run(index: int) -> list[np.ndarray]:
         arenas = {id(plan): plan.arenas[index] for plan in plans}
         feeds, info = brought[index]
-        executor = Executor(program, host.replicas[index], arenas, outline)
+        executor = Executor(program, host.replicas[index], arenas, summary)
         try:
             # A replica without samples contributes zeros: it needs no null program.
             return [arrived(each) for each in executor.run(feeds, info, batch=False)]

@@ -61,13 +61,13 @@ class BoundProgram:
         arenas: Mapping[int, Arena],
         rendezvous: Rendezvous,
         info: StepInfo,
-        outline: Facts | None,
+        summary: Facts | None,
         threads: int = 1,
         returns: bool = True,
     ) -> None:
         threads = 1 if facts.beside_host else min(threads, sum(facts.free))
         self.frame = frame = Frame(
-            *(facts, replica, arenas, rendezvous, info, outline),
+            *(facts, replica, arenas, rendezvous, info, summary),
             concurrent=threads > 1,
             returns=returns,
         )

@@ -45,13 +45,13 @@ class Executor:
         program: Program,
         replica: Replica,
         arenas: Mapping[int, Arena],
-        outline: Facts | None = None,
+        summary: Facts | None = None,
         rendezvous: Rendezvous | None = None,
     ) -> None:
         self.program = program
         self.replica = replica
         self.arenas = arenas
-        self.outline = outline
+        self.summary = summary
         self.rendezvous = LocalRendezvous() if rendezvous is None else rendezvous
         self._facts = ProgramFacts(program)
         self._bound: OrderedDict[tuple[int, tuple[int, ...] | None], BoundProgram] = OrderedDict()
@@ -123,7 +123,7 @@ class Executor:
 
         def bind() -> BoundProgram:
             return BoundProgram(
-                *(facts, self.replica, self.arenas, self.rendezvous, info, self.outline),
+                *(facts, self.replica, self.arenas, self.rendezvous, info, self.summary),
                 threads=_threads(),
             )
 

@@ -43,7 +43,7 @@ class Frame:
         facts: The program and the facts derived from it.
         rendezvous: Exchanges values between the replica's devices.
         info: The first step; later ones have the same numbers of rows.
-        outline: The facts that all ranks must share; None with one rank.
+        summary: The facts that all ranks must share; None with one rank.
         concurrent: Whether several threads run instructions; values then share no memory.
         returns: Whether the program's outputs go to the caller.
 
@@ -66,7 +66,7 @@ class Frame:
         arenas: Mapping[int, Arena],
         rendezvous: Rendezvous,
         info: StepInfo,
-        outline: Facts | None,
+        summary: Facts | None,
         concurrent: bool = False,
         returns: bool = True,
     ) -> None:
@@ -74,7 +74,7 @@ class Frame:
         self.replica = replica
         self.arenas = arenas
         self.rendezvous = rendezvous
-        self.outline = outline
+        self.summary = summary
         self.info = info
         self.checksums: dict[int, StepChecksum] = {}  # by id of the plan
         self.values: dict[int, np.ndarray] = {}
@@ -185,13 +185,13 @@ class Frame:
     def checksum(self, node: Node) -> StepChecksum | None:
         """Return the checksum in an arena's header that compares this step between ranks."""
         communicator, arena = self.replica.communicator, self.arena(node)
-        if self.outline is None or communicator is None or not node.attrs["bucket"].has_header:
+        if self.summary is None or communicator is None or not node.attrs["bucket"].has_header:
             return None
         key, rule, layout = id(node.attrs["plan"]), node.attrs["rule"], arena.layout
         if key not in self.checksums:
             place, brought = arena.gradients[1 : layout.header], self.replica.rank_digest
             self.checksums[key] = StepChecksum(
-                self.outline, rule, layout, place, communicator, brought
+                self.summary, rule, layout, place, communicator, brought
             )
         return self.checksums[key]
 

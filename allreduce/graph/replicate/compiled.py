@@ -42,7 +42,7 @@ from allreduce.graph.update.program_check import (
     compared_variables,
     name_of,
     needs_all,
-    outline,
+    summary,
     synchronize,
 )
 from allreduce.graph.update.update import LocalReplicas, UpdateRule
@@ -121,7 +121,7 @@ def compile_step(host: LocalReplicas, fn: Callable[..., Any], arguments: Argumen
         compared = shares and not any(node.op == "apply_gradients" for node in graph.nodes)
         if pass_switches.is_on("prune"):  # a result of only one rank may be a collective's value
             graph = passes.prune(graph)
-        said = outline(graph) if several_ranks else None
+        said = summary(graph) if several_ranks else None
         variables = compared_variables(graph) if several_ranks else ()
         host.rank_digest.involve(variables)
         agreement = None

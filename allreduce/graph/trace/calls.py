@@ -81,6 +81,6 @@ def _is_value(default: Any) -> bool:
         return True
     if isinstance(default, tuple):
         return all(map(_is_value, default))
-    if pytree.outline(default) != pytree.outline(None) or not isinstance(default, Hashable):
+    if pytree.treedef(default) != pytree.treedef(None) or not isinstance(default, Hashable):
         return False
     return not any(hasattr(default, name) for name in ("shape", "__dlpack__"))

@@ -119,7 +119,7 @@ def take_apart(structure: Any, local_replicas: int, like: Arguments | None = Non
         found.inputs.append(array)
         found.keys.append(key)
     found.seed, found.around = seed.fixed(), _around()
-    found.key = (pytree.outline(structure, ordered=True), tuple(found.keys), found.around)
+    found.key = (pytree.treedef(structure, ordered=True), tuple(found.keys), found.around)
     args, kwargs = structure
     looks = [look for look in map(_look, args) if look is not None]
     if type(args) is tuple and len(looks) == len(args) and not kwargs:

@@ -1,6 +1,6 @@
 """Check the variables that a step changes, and that all ranks have the same step and variables.
 
-`outline` describes a step for that: changes of variables, collectives, and their inputs.
+`summary` describes a step for that: changes of variables, collectives, and their inputs.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def synchronize(host: LocalReplicas, variables: Sequence[Variable]) -> None:
     host.shared.update(fresh)
 
 
-def outline(graph: Graph) -> Facts:
+def summary(graph: Graph) -> Facts:
     """List changes of variables, collectives, and their inputs, in the order of recording.
 
     Facts that may differ between ranks are left out: values of constants, shapes, devices, and

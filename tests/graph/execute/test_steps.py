@@ -264,7 +264,7 @@ def test_a_weight_that_is_none_is_refused(weight: float) -> None:
 
 
 def test_signatures_tell_apart_what_looks_alike() -> None:
-    assert pytree.outline([1]) != pytree.outline((1,))
+    assert pytree.treedef([1]) != pytree.treedef((1,))
 
     @ar.function
     def scaled(x: ar.Tensor, by: object) -> ar.Tensor:

@@ -19,7 +19,7 @@ from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.dispatch import apply
 from allreduce.graph.trace.rank_digest import RankDigest
-from allreduce.graph.update.program_check import outline
+from allreduce.graph.update.program_check import summary
 from allreduce.graph.update.step_checksum import StepChecksum
 from allreduce.reduction import lay_out
 from tests.graph.interpret import record
@@ -264,7 +264,7 @@ Step = Callable[[Tensor, Tensor], tuple[Tensor, tuple[Tensor, ...]]]
 def _said(pool: Callable[[Tensor], Tensor], height: int = 8) -> list[str]:
     """List a step's operations as they are compared."""
     images = Spec((BATCH, height, 8, 4), np.dtype(np.float32))
-    program = outline(record(lambda x: [apply("all_reduce", ops.sum(pool(x)), op="sum")], images))
+    program = summary(record(lambda x: [apply("all_reduce", ops.sum(pool(x)), op="sum")], images))
     return [fact.key for fact in program.values()]
 
 
@@ -312,7 +312,7 @@ def _said_of_scan(
         return [apply("all_reduce", each, op="sum") for each in gradients(loss, [h])]
 
     shapes = [(length, BATCH, 3), (BATCH, 3)]
-    program = outline(record(traced, *(Spec(each, np.dtype(np.float64)) for each in shapes)))
+    program = summary(record(traced, *(Spec(each, np.dtype(np.float64)) for each in shapes)))
     return [fact.key for fact in program.values()]
 
 
