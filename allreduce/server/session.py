@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import threading
@@ -16,7 +17,14 @@ import allreduce.errors as errors
 from allreduce import settings
 from allreduce.cluster.spec import ClusterSpec, parse_task
 from allreduce.devices.options import start_logging
-from allreduce.errors import AllreduceError, InternalError, PeerLostError, TimeoutError, UsageError
+from allreduce.errors import (
+    AllreduceError,
+    InternalError,
+    PeerLostError,
+    TimeoutError,
+    UnsupportedError,
+    UsageError,
+)
 from allreduce.events import logger
 from allreduce.graph.core.node import Graph
 from allreduce.graph.core.scope import users_line
@@ -33,6 +41,10 @@ from allreduce.server import task_pb2 as pb
 from allreduce.server.channel import Answer, Channel
 from allreduce.server.connect import Peer
 from allreduce.server.encode import configured, encode
+
+# The master waits up to the timeout for tasks, then as long for their answers; beyond that, it
+# connects to them.
+_REGISTERING_SECONDS = 10.0
 
 
 @dataclass(slots=True)
@@ -110,6 +122,8 @@ class Session:
         self._requests = 0
         self._functions: dict[Any, _Function] = {}
         self._created: dict[str, str] = {}  # variables that had values, and their tasks
+        self._generations: dict[str, int] = {}  # of tasks, when they were last connected to
+        self._lost: set[str] = set()  # tasks whose connection has ended
         self._turn = threading.RLock()
         self._closed = False
 
@@ -207,16 +221,30 @@ class Session:
                 id(n.attrs["rule"]): n.attrs["rule"] for n in graph.nodes if "rule" in n.attrs
             }.values()
         )
+        for rule in rules:
+            if rule.gradient_accumulation > 1:
+                raise UnsupportedError(
+                    f"{type(rule).__name__}(gradient_accumulation={rule.gradient_accumulation}): "
+                    "sessions do not accumulate gradients over steps; leave the option out, and "
+                    "pass the rows of all micro-batches to one step"
+                )
         request = pb.RegisterGraphRequest(
             client=self._name, graph=encode(graph), timeout=self._timeout
         )
-        reply = self._master.call("RegisterGraph", request, self._timeout + 5.0)
+        timeout = 2 * self._timeout + _REGISTERING_SECONDS
+        reply = self._master.call("RegisterGraph", request, timeout)
         if reply.error:
             raise _raised(reply.kind, reply.error)
-        parts = [(each, self._channel(each.task, each.address)) for each in reply.parts]
-        self._create({each.task: list(each.missing) for each in reply.parts}, variables)
         settled = [(rule, configured(rule)) for rule in rules]
-        return _Program(returned, reply.handle, parts, settled)
+        program = _Program(returned, reply.handle, [], settled)
+        try:
+            for each in reply.parts:
+                program.parts.append((each, self._channel(each.task, each.address)))
+            self._create({each.task: list(each.missing) for each in reply.parts}, variables)
+        except BaseException:
+            self._release(program)
+            raise
+        return program
 
     def _create(self, missing: Mapping[str, list[str]], variables: Mapping[str, Variable]) -> None:
         """Give initial values to new variables, or wait until the chief has."""
@@ -268,7 +296,7 @@ class Session:
 
     def _release(self, program: _Program) -> None:
         for _, channel in program.parts:
-            if not channel.ended:
+            with contextlib.suppress(PeerLostError):  # its parts are gone with it
                 channel.send(pb.Frame(kind=pb.Frame.RELEASE, handle=program.handle))
 
     # --- steps ---
@@ -289,26 +317,27 @@ class Session:
                     results[index] = concrete(array, HOST)
         except BaseException as error:
             self._abort(program, step, error)
-            self._raise_cause(sent, error)
+            if isinstance(error, PeerLostError) or any(_has_failed(reply) for *_, reply in sent):
+                self._raise_cause(sent, error)
             raise
         return results
 
     def _abort(self, program: _Program, step: int, error: BaseException) -> None:
         """Tell all tasks that a step has failed, so that none waits for another."""
         for _, channel in program.parts:
-            if not channel.ended:
-                frame = pb.Frame(kind=pb.Frame.ABORT, handle=program.handle, step=step)
-                frame.error = f"{type(error).__name__}: {error}"
+            frame = pb.Frame(kind=pb.Frame.ABORT, handle=program.handle, step=step)
+            frame.error = f"{type(error).__name__}: {error}"
+            with contextlib.suppress(PeerLostError):  # it needs none
                 channel.send(frame)
 
     def _raise_cause(
         self, sent: Sequence[tuple[pb.PartOf, Channel, Answer]], first: BaseException
     ) -> None:
-        """Wait for all tasks to end a failed step; raise the error that ended the others."""
+        """Wait for all tasks to end a step that failed on one; raise what ended the others."""
         for _, channel, reply in sent:
             try:
                 self._answer(channel, reply)
-            except PeerLostError:
+            except (PeerLostError, TimeoutError):
                 continue
             except AllreduceError as error:
                 if isinstance(first, PeerLostError):
@@ -322,11 +351,26 @@ class Session:
         known = self._channels.get(task)
         if known is not None and not known.ended:
             return known
-        peer = Peer(address, self._secret, self._timeout)
+        peer = Peer(address, self._secret, self._timeout, task)
         channel = peer.open(self._name, self._take, self._lose, is_clients=True)
         peer.close()
         self._channels[task] = channel
+        self._find(task, peer.hello.generation)
         return channel
+
+    def _find(self, task: str, generation: int) -> None:
+        """Note that a task lives; say so if it was lost."""
+        before = self._generations.get(task, generation)
+        self._generations[task] = generation
+        if task in self._lost and before == generation:
+            logger.info("[server] %s is back", task)
+        elif task in self._lost:
+            logger.warning(
+                "[server] %s is back after a restart: its variables, and the state of optimizers "
+                "(slots, numbers of updates) that belongs to them, have to be set again",
+                task,
+            )
+        self._lost.discard(task)
 
     def _ask(
         self, task: str, frame: pb.Frame, arrays: Sequence[np.ndarray] = ()
@@ -362,6 +406,9 @@ class Session:
             reply.fill(frame, arrays)
 
     def _lose(self, channel: Channel, why: str) -> None:
+        if not self._closed:
+            self._lost.add(channel.peer)
+            logger.warning("[server] the session has lost %s: %s", channel.peer, why)
         for key in [each for each in self._waiting if each[0] is channel]:
             reply = self._waiting.pop(key, None)
             if reply is not None:
@@ -390,6 +437,11 @@ def _variables(graph: Graph) -> dict[str, Variable]:
                     'cluster; make it under ar.device("/job:…/task:…")'
                 )
     return found
+
+
+def _has_failed(reply: Answer) -> bool:
+    """Return whether a task has answered with an error, or has been lost."""
+    return reply.came and (reply.frame is None or reply.frame.kind == pb.Frame.FAILED)
 
 
 def _initial(variable: Variable) -> np.ndarray:
