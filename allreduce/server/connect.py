@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +15,11 @@ from allreduce.cluster.host import machine
 from allreduce.cluster.host.address import split
 from allreduce.cluster.leader.proof import NONCE_BYTES, digest, proves
 from allreduce.cluster.leader.rpc import grpc
-from allreduce.errors import JoinError, TimeoutError
+from allreduce.errors import ClosedError, JoinError, TimeoutError
 from allreduce.events import logger
 from allreduce.server import task_pb2 as pb
 from allreduce.server import task_pb2_grpc
-from allreduce.server.channel import Channel, Handle, connect
+from allreduce.server.channel import HANDSHAKE_SECONDS, Channel, Handle, connect
 from allreduce.server.mpi_messages import MpiMessages
 
 PROTOCOL = 3
@@ -56,6 +57,8 @@ class Peer:
         address: `host:port` of the task's gRPC server.
         secret: The cluster's secret.
         timeout: Seconds to wait for the task to come up.
+        name: The task's name, for the error if it does not.
+        closed: Ends all waiting when it is set; None if nothing does.
 
     Attributes:
         hello: The task's identity, cluster and devices.
@@ -63,15 +66,28 @@ class Peer:
     Raises:
         TimeoutError: Nothing answers at the address in time.
         JoinError: The task has another secret, or another version of this library.
+        ClosedError: `closed` was set.
     """
 
-    def __init__(self, address: str, secret: bytes, timeout: float) -> None:
+    def __init__(
+        self,
+        address: str,
+        secret: bytes,
+        timeout: float,
+        name: str = "",
+        closed: threading.Event | None = None,
+    ) -> None:
         self.address = address
-        self._secret = secret
+        self._secret, self._name = secret, name
+        self._closed = threading.Event() if closed is None else closed
         self._grpc = grpc.insecure_channel(address, OPTIONS)
         self._stub: Any = task_pb2_grpc.TaskStub(self._grpc)  # type: ignore[no-untyped-call]
         self.hello: pb.HelloReply
-        self.greet(timeout)
+        try:
+            self.greet(timeout)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def name(self) -> str:
@@ -84,25 +100,29 @@ class Peer:
         request = pb.HelloRequest(protocol=PROTOCOL, nonce=own)
         deadline = time.monotonic() + timeout
         while True:
+            if self._closed.is_set():
+                raise ClosedError(f"[server] closed while waiting for {self._name or self.address}")
             left = max(deadline - time.monotonic(), _RETRY_SECONDS)
             try:
-                reply = self._stub.Hello(request, timeout=min(left, 5.0))
+                reply = self._stub.Hello(request, timeout=min(left, HANDSHAKE_SECONDS))
                 break
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                     raise JoinError(f"[server] {self.address} refuses: {error.details()}") from None
                 if time.monotonic() >= deadline:
+                    who = f"{self._name} does not answer" if self._name else "no task answers"
                     raise TimeoutError(
-                        f"[server] no task answers at {self.address} within {timeout:g} s "
+                        f"[server] {who} at {self.address} within {timeout:g} s "
                         f"({error.details()}); start it, or check the cluster's addresses"
                     ) from None
-                time.sleep(_RETRY_SECONDS)
-        self._nonces = own + reply.nonce
-        if not proves(reply.proof, digest(self._secret, b"server", self._nonces)):
+                self._closed.wait(_RETRY_SECONDS)
+        nonces = own + reply.nonce
+        if not proves(reply.proof, digest(self._secret, b"server", nonces)):
             raise JoinError(
-                f"[server] the task at {self.address} does not know the cluster's secret; set "
-                "ALLREDUCE_SECRET to the same text on all tasks and clients"
+                f"[server] {self._name or 'the task'} at {self.address} does not know the "
+                "cluster's secret; set ALLREDUCE_SECRET to the same text on all tasks and clients"
             )
+        self._nonces = nonces
         self.hello = reply
 
     def call(self, method: str, request: Any, timeout: float) -> Any:
@@ -114,14 +134,15 @@ class Peer:
             TimeoutError: The task does not answer in time.
             JoinError: The task refuses the proof.
         """
+        deadline = time.monotonic() + timeout
         try:
             return self._call(method, request, timeout)
         except grpc.RpcError as error:
             if error.code() not in _RESTARTED:
                 raise self._unanswered(method, error) from None
-        self.greet(timeout)
+        self.greet(deadline - time.monotonic())
         try:
-            return self._call(method, request, timeout)
+            return self._call(method, request, deadline - time.monotonic())
         except grpc.RpcError as error:
             raise self._unanswered(method, error) from None
 

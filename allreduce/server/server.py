@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import logging
 import secrets
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -24,6 +27,8 @@ from allreduce.cluster.spec import ClusterSpec, own_task, parse_task
 from allreduce.devices.names import DeviceName
 from allreduce.devices.options import start_logging
 from allreduce.errors import (
+    AllreduceError,
+    ClosedError,
     JoinError,
     PeerLostError,
     TimeoutError,
@@ -43,7 +48,7 @@ from allreduce.server.worker import Worker
 
 _THREADS = 16  # for registering; steps have the threads of their connection
 _MOST_NONCES = 10_000
-_LOOK = 1.0  # seconds, between questions whether a task that is not up has ended
+_LOOK = 0.5  # seconds, between looks whether a task is up, or has ended
 _HANDSHAKES = 64  # strangers and others that may be connecting at the same time
 
 
@@ -92,7 +97,8 @@ class Server:
         self._connecting = threading.RLock()
         self._opening: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # by task
         self._nonces: dict[bytes, bool] = {}  # and whether a data connection has used it
-        self._seen: set[str] = set()  # tasks that have been up
+        self._lost: set[str] = set()  # tasks without a connection, which had one
+        self._left: set[str] = set()  # those of them that have closed it in good order
         self._handles = 0
         self._closed = threading.Event()
         self._listener = _listen(split(address)[0])
@@ -106,48 +112,59 @@ class Server:
             threading.Thread(
                 target=self._accept, args=(listener,), name="allreduce-server", daemon=True
             ).start()
+        atexit.register(self._exit)
         logger.info("[server] %s serves at %s", self.name, address)
 
     def join(self, task: str | None = None) -> None:
         """Block until `close()` is called, or until another task has ended.
 
         Args:
-            task: The other task, such as "worker:0"; None to wait for `close()` only. A task that
-                is not up yet is waited for.
-        """
-        ended = threading.Event()
-        if task is not None:
-            peer = self._await_task(*parse_task(task))
-            if peer is None:
-                return
-            channel = peer.open(self.name, self._handle, lambda *_: ended.set())
-            peer.close()
-        while not (self._closed.wait(0.5) or ended.is_set()):  # so that Ctrl-C is noticed
-            pass
-        if task is not None:
-            channel.leave()
-
-    def _await_task(self, job: str, number: int) -> Peer | None:
-        """Return a task when it is up; None if it has been up before and has ended.
+            task: The other task, such as "worker:0"; None to wait for `close()` only. The task has
+                ended when it has closed its server or exited without an exception. If it is not up
+                yet, or is lost otherwise, this waits for it until the timeout
+                (`ALLREDUCE_TIMEOUT`).
 
         Raises:
-            TimeoutError: It does not come up in time.
+            TimeoutError: The task has not come up, or not come back, in time.
         """
-        timeout = settings.load().timeout
+        if task is None:
+            while not self._closed.wait(_LOOK):  # so that Ctrl-C is noticed
+                pass
+            return
+        job, number = parse_task(task)
+        self.cluster.address(job, number)
+        other = DeviceName(job=job, replica=0, task=number)
+        while (channel := self._await_task(other)) is not None and not channel.has_left:
+            while not (channel.ended or self._closed.wait(_LOOK)):
+                pass
+
+    def _await_task(self, task: DeviceName) -> Channel | None:
+        """Connect to a task once it is up; None if it has ended, or this one has been closed."""
+        timeout, name = settings.load().timeout, task_name(task)
         deadline = time.monotonic() + timeout
-        name = task_name(DeviceName(job=job, replica=0, task=number))
-        while True:
-            left = deadline - time.monotonic()
+        while not self._closed.is_set() and name not in self._left:
             try:
-                return Peer(self.cluster.address(job, number), self._secret, min(left, _LOOK))
-            except TimeoutError:
-                if name in self._seen:
-                    return None
-                if left <= _LOOK:
-                    raise
+                return self._connected(task, _LOOK)[0]
+            except PeerLostError as error:
+                if time.monotonic() > deadline:
+                    what = "come back" if name in self._lost else "come up"
+                    raise TimeoutError(
+                        f"[server] {name} has not {what} within {timeout:g} s; start it again, or "
+                        f"end this task ({error})"
+                    ) from error
+            self._closed.wait(_LOOK / 10)
+        return None
 
     def close(self) -> None:
-        """Stop serving; other tasks and clients see this task as lost."""
+        """Stop serving; other tasks and clients see that this task has left."""
+        atexit.unregister(self._exit)
+        self._stop()
+
+    def _exit(self) -> None:
+        """End with the process: in good order, if no exception has ended it."""
+        self._stop(in_order=getattr(sys, "last_value", None) is None)
+
+    def _stop(self, *, in_order: bool = True) -> None:
         self._closed.set()
         self._grpc.stop(None)
         for listener in (self._listener, self._local):
@@ -159,15 +176,19 @@ class Server:
             peers = list(self._peers.values())
         # Without the lock, which steps that end now may need.
         for channel in channels:
-            channel.leave()
+            if in_order:
+                channel.leave()
+            else:
+                channel.end("this task has failed")
         for peer in peers:
             peer.close()
 
     def __enter__(self) -> Server:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        atexit.unregister(self._exit)
+        self._stop(in_order=kind is None)
 
     # --- gRPC ---
 
@@ -223,39 +244,45 @@ class Server:
 
     def register_graph(self, request: pb.RegisterGraphRequest) -> pb.RegisterGraphReply:
         """Place and split a client's graph, and register the parts with their tasks."""
+        deadline = time.monotonic() + request.timeout
         graph = decode(request.graph)
         wanted = [each for each in named_tasks(graph) if each != self.task and self._has(each)]
+        peers = self._await_peers(wanted, request.timeout)
         devices = {self.task: self.worker.devices}
-        for task in wanted:
-            peer = self._peer(task, request.timeout)
+        for task, peer in peers.items():
             devices[task] = [DeviceName.parse(each) for each in peer.hello.devices]
         parts = plan(graph, self.cluster, self.worker.devices[0], devices)
+        others = [task for task in parts if task != self.task and task not in peers]
+        peers.update(self._await_peers(others, deadline - time.monotonic()))
         generations = {self.name: self.generation}
         for task in parts:
             if task != self.task:
-                generations[task_name(task)] = self._peer(task, request.timeout).hello.generation
+                generations[task_name(task)] = peers[task].hello.generation
         self._handles += 1
         # With the generation, so that a restarted master reuses no handle.
         handle = (
             f"{request.client}/{self.task.job}.{self.task.task}.{self.generation:x}.{self._handles}"
         )
-        reply = pb.RegisterGraphReply(handle=handle)
-        for task, part in parts.items():
-            message = pb.RegisterPartRequest(
+        messages = {
+            task: pb.RegisterPartRequest(
                 handle=handle, part=encode(part.graph), generations=generations
             )
-            answer = self._register_part(task, message, request.timeout)
-            if answer.error:
-                return pb.RegisterGraphReply(error=answer.error, kind=answer.kind)
-            assert task.job is not None
-            assert task.task is not None
+            for task, part in parts.items()
+        }
+        answers = self._register_parts(messages, peers, request.timeout)
+        failed = [each for each in answers.values() if each.error]
+        if failed:
+            self._release(handle, [task for task, each in answers.items() if not each.error])
+            return pb.RegisterGraphReply(error=failed[0].error, kind=failed[0].kind)
+        reply = pb.RegisterGraphReply(handle=handle)
+        for task, part in parts.items():
             reply.parts.append(
                 pb.PartOf(
                     task=task_name(task),
-                    address=self.cluster.address(task.job, task.task),
+                    address=self._address(task),
                     feeds=part.feeds,
                     fetches=part.fetches,
-                    missing=answer.missing,
+                    missing=answers[task].missing,
                 )
             )
         return reply
@@ -263,32 +290,87 @@ class Server:
     def _has(self, task: DeviceName) -> bool:
         return any((job, number) == (task.job, task.task) for job, number, _ in self.cluster)
 
-    def _register_part(
-        self, task: DeviceName, message: pb.RegisterPartRequest, timeout: float
-    ) -> pb.RegisterPartReply:
-        if task == self.task:
-            return self.register_part(message)
-        reply: pb.RegisterPartReply = self._peer(task, timeout).call(
-            "RegisterPart", message, timeout
-        )
-        return reply
+    def _address(self, task: DeviceName) -> str:
+        assert task.job is not None
+        assert task.task is not None
+        return self.cluster.address(task.job, task.task)
+
+    def _register_parts(
+        self,
+        messages: Mapping[DeviceName, pb.RegisterPartRequest],
+        peers: Mapping[DeviceName, Peer],
+        timeout: float,
+    ) -> dict[DeviceName, pb.RegisterPartReply]:
+        """Register the parts of a graph on all tasks at once, and connect to these tasks."""
+
+        def register(task: DeviceName) -> pb.RegisterPartReply:
+            message = messages[task]
+            if task == self.task:
+                return self.register_part(message)
+            try:
+                reply: pb.RegisterPartReply = peers[task].call("RegisterPart", message, timeout)
+                if not reply.error:  # a task is told by the connection when this one ends
+                    self._channel_of(task, message.generations[task_name(task)])
+            except AllreduceError as error:
+                return pb.RegisterPartReply(error=_text(error), kind=type(error).__name__)
+            return reply
+
+        with ThreadPoolExecutor(len(messages)) as pool:
+            return dict(zip(messages, pool.map(register, messages), strict=True))
+
+    def _release(self, handle: str, tasks: Sequence[DeviceName]) -> None:
+        """Forget the parts of a graph that could not be registered on all tasks."""
+        for task in tasks:
+            if task == self.task:
+                self.worker.release([handle])
+                continue
+            with contextlib.suppress(PeerLostError):  # its parts are gone with it
+                channel, _ = self._connected(task)
+                channel.send(pb.Frame(kind=pb.Frame.RELEASE, handle=handle))
 
     def register_part(self, request: pb.RegisterPartRequest) -> pb.RegisterPartReply:
-        """Compile this task's part of a graph."""
-        self._seen.update(request.generations)
-        return pb.RegisterPartReply(missing=self.worker.register(request))
+        """Compile this task's part of a graph; an error is in the reply."""
+        try:
+            return pb.RegisterPartReply(missing=self.worker.register(request))
+        except Exception as error:  # reaches the client, by the master
+            return pb.RegisterPartReply(
+                error=f"{self.name}: {_text(error)}", kind=type(error).__name__
+            )
 
     # --- other tasks ---
 
+    def _await_peers(self, tasks: Sequence[DeviceName], timeout: float) -> dict[DeviceName, Peer]:
+        """Greet other tasks, all at once.
+
+        Raises:
+            TimeoutError: Some do not answer in time; names all of them.
+        """
+        if not tasks:
+            return {}
+
+        def greet(task: DeviceName) -> Peer | None:
+            try:
+                return self._peer(task, timeout)
+            except TimeoutError:
+                return None
+
+        with ThreadPoolExecutor(len(tasks)) as pool:
+            found = dict(zip(tasks, pool.map(greet, tasks), strict=True))
+        missing = [f"{task_name(t)} at {self._address(t)}" for t, p in found.items() if p is None]
+        if missing:
+            raise TimeoutError(
+                f"[server] no answer from {', '.join(missing)} within {timeout:g} s; start what is "
+                "missing, or check the cluster's addresses"
+            )
+        return {task: peer for task, peer in found.items() if peer is not None}
+
     def _peer(self, task: DeviceName, timeout: float) -> Peer:
         """Greet another task, which may have restarted meanwhile."""
-        assert task.job is not None
-        assert task.task is not None
-        address = self.cluster.address(task.job, task.task)
+        address = self._address(task)
         with self._connecting:
             peer = self._peers.get(address)
         if peer is None:
-            peer = Peer(address, self._secret, timeout)
+            peer = Peer(address, self._secret, timeout, task_name(task), self._closed)
             with self._connecting:
                 self._peers[address] = peer
         else:
@@ -302,41 +384,64 @@ class Server:
 
     def _channel_of(self, task: DeviceName, generation: int) -> Channel:
         """Return the data connection to a task of a generation."""
+        channel, found = self._connected(task)
+        if found != generation:
+            raise PeerLostError(
+                f"[server] {task_name(task)} has restarted since the graph was registered"
+            )
+        return channel
+
+    def _connected(self, task: DeviceName, timeout: float = DEAD_SECONDS) -> tuple[Channel, int]:
+        """Return the data connection to a task, and the task's generation.
+
+        Raises:
+            PeerLostError: It cannot be reached.
+        """
         name = task_name(task)
         known = self._channels.get(name)
         if known is None:
             with self._opening[name]:
-                known = self._channels.get(name) or self._open(task, DEAD_SECONDS)
-        channel, found = known
-        if found != generation:
-            raise PeerLostError(f"[server] {name} has restarted since the graph was registered")
-        return channel
+                known = self._channels.get(name) or self._open(task, timeout)
+        return known
 
     def _open(self, task: DeviceName, timeout: float) -> tuple[Channel, int]:
         name = task_name(task)
         try:
             peer = self._peer(task, timeout)
             channel = peer.open(self.name, self._handle, self._lose, mpi=self._mpi)
-        except (JoinError, TimeoutError) as error:
+        except (ClosedError, JoinError, TimeoutError) as error:
             raise PeerLostError(f"[server] {name} is lost: {error}") from error
         with self._connecting:
             if not (channel.ended or self._closed.is_set()):
                 self._channels[name] = channel, peer.hello.generation
+                self._find(name)
                 return self._channels[name]
         channel.leave()
         raise PeerLostError(f"[server] {name} is lost: {channel.ended}")
 
+    def _find(self, name: str) -> None:
+        """Note that a task lives."""
+        if name in self._lost:
+            logger.info("[server] %s: %s is back", self.name, name)
+        self._lost.discard(name)
+        self._left.discard(name)
+
     def _lose(self, channel: Channel, why: str) -> None:
         """Note the end of a data connection, in either direction."""
+        name = channel.peer
         with self._connecting:
             self._inbound.discard(channel)
-            known = self._channels.get(channel.peer)
+            known = self._channels.get(name)
             if known is not None and known[0] is channel:
-                del self._channels[channel.peer]
-        is_task = channel.peer.startswith("/job") and channel in (known or ())
-        if is_task and not (self._closed.is_set() or channel.has_left):
-            logger.warning("[server] %s has lost %s: %s", self.name, channel.peer, why)
-        self.worker.lose(channel.peer, why)
+                del self._channels[name]
+            if name.startswith("/job:") and not self._closed.is_set():
+                if channel.has_left:
+                    self._left.add(name)
+                if name not in self._lost:
+                    level = logging.INFO if channel.has_left else logging.WARNING
+                    logger.log(level, "[server] %s has lost %s: %s", self.name, name, why)
+                self._lost.add(name)
+        self.worker.lose(name, why)
 
     def tasks(self) -> dict[str, bool]:
         """Ask all tasks of the cluster whether they live."""
@@ -351,7 +456,7 @@ class Server:
             return True
         try:
             self._peer(task, DEAD_SECONDS)
-        except (JoinError, TimeoutError):
+        except (ClosedError, JoinError, TimeoutError):
             return False
         return True
 
@@ -382,7 +487,9 @@ class Server:
                 connection.close()
                 return
             channel = Channel(connection, peer, self._handle, self._lose, mpi=self._mpi)
-            self._inbound.add(channel)
+            if not channel.ended:
+                self._inbound.add(channel)
+                self._find(peer)
 
     def _take_nonces(self, nonces: bytes) -> bool:
         """Return whether a handshake made these nonces, for the first data connection only."""
@@ -470,11 +577,7 @@ class _Service(task_pb2_grpc.TaskServicer):
         self, request: pb.RegisterPartRequest, context: Any
     ) -> pb.RegisterPartReply:
         self._check("RegisterPart", request, context)
-        try:
-            return self._server.register_part(request)
-        except Exception as error:  # reaches the client, by the master
-            text = f"{self._server.name}: {_text(error)}"
-            return pb.RegisterPartReply(error=text, kind=type(error).__name__)
+        return self._server.register_part(request)
 
     def _check(self, method: str, request: Any, context: Any) -> None:
         if not self._server.knows(method, request):

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import allreduce as ar
-from allreduce.errors import PeerLostError
+from allreduce.errors import PeerLostError, TimeoutError, UnsupportedError, UsageError
 from allreduce.graph.core import op_table
-from tests.server.clusters import serving
+from tests.server.clusters import describe, free_ports, serving
 
 X = np.ones((4, 2), np.float32)
 PS, FIRST, SECOND = "/job:ps/task:0/cpu:0", "/job:worker/task:0/cpu:0", "/job:worker/task:1/cpu:0"
@@ -30,6 +36,18 @@ class Gate:
         self.entered.set()
         assert self.opened.wait(30)
         out[...] = inputs[0]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[list[ar.Server]]:
+    with serving(worker=2, ps=1) as servers:
+        yield servers
+
+
+@pytest.fixture
+def session(cluster: list[ar.Server]) -> Iterator[ar.Session]:
+    with ar.Session(cluster[0].target, timeout=30) as made:
+        yield made
 
 
 @pytest.fixture
@@ -60,3 +78,187 @@ def test_a_server_closes_while_a_step_runs(gate: Gate) -> None:
             closing.result(15)
         with pytest.raises(PeerLostError, match="/job:worker/task:0"):
             running.result(15)
+
+
+def test_a_graph_that_one_task_refuses_is_forgotten_by_the_others() -> None:
+    with serving(worker=2, ps=1) as servers, ar.Session(servers[0].target, timeout=20) as session:
+        with ar.device(PS):
+            v = ar.Variable(np.zeros(2, np.float32), name="v")
+            other = ar.Variable(np.zeros(3, np.float32), name="v")
+
+        def use(x: ar.Tensor, variable: ar.Variable) -> Any:
+            with ar.device(FIRST):
+                y = x * 2.0
+            with ar.device(SECOND):
+                y = y * 2.0
+            with ar.device(PS):
+                return y[0] + variable[0]
+
+        session.run(lambda x: use(x, v), (X,))
+        before = [set(each.worker._parts) for each in servers]
+        with pytest.raises(UsageError, match=r"/job:ps/task:0: variable 'v' is float32\(2,\)"):
+            session.run(lambda x: use(x, other), (X,))
+        _until(lambda: [set(each.worker._parts) for each in servers] == before)
+
+
+def _until(holds: Callable[[], bool], seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_accumulated_gradients_are_refused(session: ar.Session) -> None:
+    with ar.device(PS):
+        v = ar.Variable(np.zeros(2, np.float32), name="accumulated")
+    optimizer = ar.optim.SGD(0.1, gradient_accumulation=2)
+    with pytest.raises(UnsupportedError, match=r"SGD\(gradient_accumulation=2\).*leave the option"):
+        session.run(lambda: optimizer.minimize(ar.ops.sum(v), [v]))
+
+
+def test_all_missing_tasks_are_named_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    spec = describe({"worker": 1, "ps": 3})
+    with (
+        ar.Server(spec, "worker", 0) as server,
+        ar.Server(spec, "ps", 1),
+        ar.Session(server.target, timeout=2) as session,
+    ):
+
+        def step(x: ar.Tensor) -> Any:
+            for i in range(3):
+                with ar.device(f"/job:ps/task:{i}"):
+                    x = x + 1.0
+            return x
+
+        began = time.monotonic()
+        with pytest.raises(TimeoutError, match=r"from /job:ps/task:0 at .*, /job:ps/task:2 at "):
+            session.run(step, (X,))
+        assert time.monotonic() - began < 3.9
+        with ar.Server(spec, "ps", 0), ar.Server(spec, "ps", 2):
+            session.run(step, (X,))
+        with ar.Server(spec, "ps", 0), ar.Server(spec, "ps", 2):
+            caplog.set_level("INFO", "allreduce")
+            _until_runs(session, step)
+        said = [each.getMessage() for each in caplog.records]
+        for who in ("[server] ", "[server] /job:worker/task:0: "):
+            assert (
+                len([each for each in said if each.startswith(f"{who}/job:ps/task:2 is back")]) == 1
+            )
+
+
+def _until_runs(session: ar.Session, step: Any) -> None:
+    for _ in range(100):
+        with contextlib.suppress(PeerLostError):
+            session.run(step, (X,))
+            return
+        time.sleep(0.1)
+    raise AssertionError("the session does not run again")
+
+
+def test_a_process_ends_while_its_server_waits_for_a_missing_task() -> None:
+    program = """
+import threading, time
+import numpy as np
+import allreduce as ar
+server = ar.Server({"worker": ["127.0.0.1:PORT"], "ps": ["127.0.0.1:1"]}, "worker", 0)
+def run():
+    session = ar.Session(server.target, timeout=120)
+    def step(x):
+        with ar.device("/job:ps/task:0"):
+            return x + 1.0
+    try:
+        session.run(step, (np.ones(2),))
+    except Exception:
+        pass
+threading.Thread(target=run, daemon=True).start()
+time.sleep(1.5)
+server.close()
+""".replace("PORT", str(free_ports(1)[0]))
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+    assert done.returncode == 0
+    assert time.monotonic() - began < 30
+
+
+def test_a_timeout_is_raised_when_it_is_over(gate: Gate) -> None:
+    def step(x: ar.Tensor) -> Any:
+        with ar.device(FIRST):
+            y = gate.operator(x)
+        with ar.device(PS):
+            return y * 2.0
+
+    with (
+        serving(worker=1, ps=1) as (worker, _),
+        ar.Session(worker.target, timeout=3) as session,
+    ):
+        began = time.monotonic()
+        with pytest.raises(TimeoutError, match="has not answered within 3 s"):
+            session.run(step, (X,))
+        assert time.monotonic() - began < 5.5
+        gate.opened.set()
+
+
+JOINING = """
+import os, sys, time
+import allreduce as ar
+server = ar.Server()
+if server.task.task:
+    print("joining", flush=True)
+    server.join("worker:0")
+    print("joined", flush=True)
+else:
+    print("up", flush=True)
+    input()
+    if len(sys.argv) > 1:
+        raise ValueError("of the script")
+"""
+
+
+def test_only_a_task_that_ends_in_good_order_ends_join(tmp_path: Path) -> None:
+    script, spec = tmp_path / "joining.py", describe({"worker": 2})
+    script.write_text(JOINING)
+
+    def start(task: int, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, str(script), *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "ALLREDUCE_CLUSTER": spec.as_json(),
+                "ALLREDUCE_TASK": f"worker:{task}",
+                "ALLREDUCE_TIMEOUT": "40",
+            },
+        )
+
+    def say_up(task: subprocess.Popen[str]) -> None:
+        assert task.stdout is not None
+        assert task.stdout.readline() == "up\n"
+
+    joining = start(1)
+    started = [joining]
+    try:
+        for words in ((), ("fail",), ()):
+            first = start(0, *words)
+            started.append(first)
+            say_up(first)
+            time.sleep(1.5)  # until the other one has connected
+            if len(started) == 2:
+                first.kill()
+                first.wait(10)
+            else:
+                assert first.stdin is not None
+                first.stdin.write("\n")
+                first.stdin.flush()
+                assert first.wait(20) == (1 if words else 0)
+            if len(started) < 4:
+                with pytest.raises(subprocess.TimeoutExpired):
+                    joining.wait(1)
+        out, _ = joining.communicate(timeout=20)
+        assert out == "joining\njoined\n"
+        assert joining.returncode == 0
+    finally:
+        for each in started:
+            each.kill()
+            each.communicate(timeout=10)
