@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from allreduce import comm, errors
+from allreduce.comm.registry import REGISTRY
 from allreduce.comm.transports.handshake import Credentials
-from tests.harness import run_ranks
+from tests.harness import ROOT, run_ranks
 
 
 def _alone() -> None:
@@ -159,9 +160,15 @@ def test_anew_after_close_and_beside_replicas() -> None:
 
 def test_an_unknown_transport_is_named_with_those_there_are() -> None:
     (result,) = run_ranks(_unknown_transport, 1, env={"ALLREDUCE_TRANSPORT": "sharde"})
-    there = "there are hierarchical, mpi, nccl, shared, tcp"
+    there = f"there are {', '.join(sorted(REGISTRY))}"
     wanted = f"unknown transport 'sharde': {there}; did you mean 'shared'?"
     assert wanted in result.stdout
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_transport_has_a_line_on_the_page_of_collectives(name: str) -> None:
+    page = (ROOT / "docs" / "collectives.md").read_text()
+    assert page.count(f"\n- **`{name}`**: ") == 1
 
 
 def _mixed(replicas: tuple[int, ...]) -> None:

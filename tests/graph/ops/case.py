@@ -1,4 +1,4 @@
-"""What the check of an operator's gradient needs to know, and inputs for it."""
+"""What the checks of an operator's values and gradient need to know, and inputs for them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS: tuple[Shapes, ...] = (((3, 4),), ((1, 1),), ((2, 3, 5),), ((0, 3),), ((2, 
 
 @dataclass(frozen=True)
 class Case:
-    """An operator's gradient to be checked.
+    """An operator whose gradient is checked, and its values if `expected` is given.
 
     Attributes:
         op: The row of the operator table.
@@ -36,6 +36,7 @@ class Case:
         high: …
         away_from: but not closer than 0.05 to these, where the derivative jumps.
         distinct: No two elements of an input are closer than 0.05.
+        expected: Computes the same from arrays, in NumPy.
     """
 
     op: str
@@ -45,6 +46,7 @@ class Case:
     high: float = 2.0
     away_from: Sequence[float] = field(default=())
     distinct: bool = False
+    expected: Callable[..., np.ndarray] | None = None
 
     def draw(self, shapes: Shapes, seed: int) -> list[np.ndarray]:
         """Draw the inputs."""

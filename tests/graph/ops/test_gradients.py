@@ -1,8 +1,12 @@
-"""Every operator's gradient against central differences, in float64, for every argument."""
+"""Every operator's gradient against central differences, in float64, for every argument.
+
+And the values of the cases that say what is expected, in float64 and float32.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,11 +24,15 @@ from tests.graph.ops.cases import CASES
 FLOAT = np.dtype(np.float64)
 STEP = 1e-5  # the error of a central difference is about STEP² and 1e-16 / STEP
 
-ALL = [
-    pytest.param(case, shapes, id=f"{i}-{case.op}-{'-'.join(map(str, shapes))}".replace(" ", ""))
-    for i, case in enumerate(CASES)
-    for shapes in case.shapes
-]
+
+def _shaped(cases: Iterable[Case]) -> list[Any]:
+    return [
+        pytest.param(
+            case, shapes, id=f"{i}-{case.op}-{'-'.join(map(str, shapes))}".replace(" ", "")
+        )
+        for i, case in enumerate(cases)
+        for shapes in case.shapes
+    ]
 
 
 def numeric_gradients(
@@ -45,7 +53,7 @@ def numeric_gradients(
     return results
 
 
-@pytest.mark.parametrize(("case", "shapes"), ALL)
+@pytest.mark.parametrize(("case", "shapes"), _shaped(CASES))
 def test_gradients_agree_with_differences(case: Case, shapes: Shapes) -> None:
     specs = [Spec(shape, FLOAT) for shape in shapes]
     inputs = case.draw(shapes, seed=1)
@@ -67,6 +75,18 @@ def test_gradients_agree_with_differences(case: Case, shapes: Shapes) -> None:
     apart = [np.stack([each, each + 1], axis=-1)[..., 0] for each in (*inputs, weights)]
     for gradient, before in zip(interpret(graph, apart), found, strict=True):
         np.testing.assert_allclose(gradient, before, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(("case", "shapes"), _shaped(case for case in CASES if case.expected))
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-13), ("float32", 1e-5)])
+def test_values_agree_with_numpy(case: Case, shapes: Shapes, dtype: str, tolerance: float) -> None:
+    inputs = [array.astype(dtype) for array in case.draw(shapes, seed=3)]
+    graph = record(lambda *x: [case.call(*x)], *(Spec(each.shape, each.dtype) for each in inputs))
+    (found,) = interpret(graph, inputs)
+    assert case.expected is not None
+    expected = case.expected(*(each.astype(np.float64) for each in inputs))
+    assert (found.dtype, found.shape) == (np.dtype(dtype), expected.shape)
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
 def test_every_gradient_has_a_case() -> None:
