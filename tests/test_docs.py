@@ -1,14 +1,16 @@
-"""What the pages name exists: paths, links, packages, and the picture of the packages."""
+"""What the pages name exists: paths, links, names, packages, and the picture of the packages."""
 
 from __future__ import annotations
 
 import re
 import runpy
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+import allreduce as ar
 from tests.test_imports import LEVELS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -16,12 +18,31 @@ PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md")))
 FOLDERS = "allreduce|kernels|tests|strategies|benchmarks|docs|mpi_examples"
 
 _PATH = re.compile(rf"(?<![\w/.])(?:{FOLDERS})(?:/[\w.*-]+)+/?")
+_FILE = re.compile(r"`(?:\w+/)*(\w+\.(?:py|pyi|h|cpp|cu|cuh|proto))`")
+_NAME = re.compile(r"`ar((?:\.\w+)+)")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
 
 
 def names(page: Path) -> list[str]:
     return [path.rstrip(".") for path in _PATH.findall(page.read_text())]
+
+
+@cache
+def _files() -> set[str]:
+    return {path.name for each in FOLDERS.split("|") for path in (REPOSITORY / each).rglob("*.*")}
+
+
+def unknown_names(page: Path) -> Iterator[str]:
+    """Give the files without a folder, and the public names, that do not exist."""
+    text = page.read_text()
+    yield from set(_FILE.findall(text)) - _files()
+    for name in _NAME.findall(text):
+        found: object = ar
+        for part in name.split(".")[1:]:
+            found = getattr(found, part, None)
+        if found is None:
+            yield f"ar{name}"
 
 
 def broken_links(page: Path) -> Iterator[str]:
@@ -45,6 +66,7 @@ def anchors(page: Path) -> set[str]:
 def test_paths_and_links_of_a_page_exist(page: Path) -> None:
     assert [name for name in names(page) if not any(REPOSITORY.glob(name))] == []
     assert list(broken_links(page)) == []
+    assert list(unknown_names(page)) == []
 
 
 def test_pages_begin_with_the_people_who_need_them() -> None:
@@ -56,9 +78,11 @@ def test_missing_paths_and_links_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "# A `b`, c\n[x](gone.md) [y](#a-b-c) [z](#d) [w](https://a.b/c) `tests/gone.py`."
+        " `call.h` `ar.nn.Dense(3)` `ar.nn.Dens`"
     )
     assert names(page) == ["tests/gone.py"]
     assert list(broken_links(page)) == ["gone.md", "#d"]
+    assert list(unknown_names(page)) == ["gone.py", "ar.nn.Dens"]
 
 
 def test_the_files_to_open_first_exist() -> None:
