@@ -111,7 +111,10 @@ def own_task(environ: Mapping[str, str] | None = None) -> tuple[ClusterSpec, str
         if not isinstance(found.get("task"), Mapping):
             raise UsageError('TF_CONFIG has no "task", such as {"type": "worker", "index": 0}')
         spec = ClusterSpec(found)
-        job, task = str(found["task"].get("type")), int(found["task"].get("index", 0))
+        index = found["task"].get("index", 0)
+        if not str(index).isdecimal():
+            raise UsageError(f"TF_CONFIG has the task index {index!r}; expected a number such as 0")
+        job, task = str(found["task"].get("type")), int(index)
     else:
         return None
     spec.address(job, task)
@@ -158,6 +161,10 @@ def parse_task(text: str) -> tuple[str, int]:
 
 def _read(given: str | os.PathLike[str]) -> Mapping[str, Any]:
     """Read JSON text, or a file of it."""
+    if not isinstance(given, str | os.PathLike):
+        raise UsageError(
+            f"a cluster is {given!r:.60}; expected a dictionary of jobs, or JSON or a file of it"
+        )
     text = os.fspath(given)
     where = "the cluster's description"
     if not text.lstrip().startswith("{"):
@@ -166,6 +173,10 @@ def _read(given: str | os.PathLike[str]) -> Mapping[str, Any]:
             text = Path(text).read_text()
         except OSError as error:
             raise UsageError(f"{where} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{where} is not text: {error}; expected JSON") from error
+        except ValueError as error:  # no path can have this name
+            raise UsageError(f"{where} cannot be read: {error}") from error
     try:
         found = json.loads(text)
     except ValueError as error:
@@ -178,6 +189,11 @@ def _read(given: str | os.PathLike[str]) -> Mapping[str, Any]:
 def _tasks(job: str, given: Any) -> dict[int, str]:
     """Check the tasks of one job; returns their addresses by number."""
     if isinstance(given, Mapping):
+        strange = [number for number in given if not str(number).isdecimal()]
+        if strange:
+            raise UsageError(
+                f"job {job!r} of the cluster has a task {strange[0]!r}; expected a number such as 0"
+            )
         tasks = {int(number): address for number, address in given.items()}
     elif isinstance(given, Sequence) and not isinstance(given, str):
         tasks = dict(enumerate(given))
@@ -185,6 +201,8 @@ def _tasks(job: str, given: Any) -> dict[int, str]:
         raise UsageError(f"job {job!r} of the cluster is {given!r}; expected a list of host:port")
     if not _JOB.fullmatch(job):
         raise UsageError(f"the cluster has a job {job!r}; expected a word such as 'worker'")
+    if not tasks:
+        raise UsageError(f"job {job!r} of the cluster has no tasks; give it one, or leave it out")
     for number, address in tasks.items():
         host, colon, port = str(address).rpartition(":")
         if not (isinstance(address, str) and host and colon and port.isdigit()):

@@ -48,12 +48,29 @@ def test_the_environment_names_this_task() -> None:
         ({"ps": ["h:1"], "worker": ["h:1"]}, "two tasks .* have the address 'h:1'"),
         ("{", "is not JSON"),
         ("[]", "cannot be read"),
+        ({"worker": {"a": "h:1"}}, "a task 'a'; expected a number"),
+        ({"worker": []}, "job 'worker' of the cluster has no tasks"),
+        ({"worker": {}}, "job 'worker' of the cluster has no tasks"),
+        (["h:1"], r"a cluster is \['h:1'\]; expected a dictionary"),
+        (3, "a cluster is 3; expected a dictionary"),
+        ("a\0b", "cannot be read"),
         ("/no/such/file.json", "No such file"),
     ],
 )
 def test_other_forms_are_refused(cluster: object, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         ClusterSpec(cluster)  # type: ignore[arg-type]
+
+
+def test_a_binary_file_and_a_strange_index_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.json"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match=r"cluster\.json' is not text"):
+        ClusterSpec(file)
+    for index in ("x", -1, None):
+        config = {"cluster": JOBS, "task": {"type": "worker", "index": index}}
+        with pytest.raises(UsageError, match=f"TF_CONFIG has the task index {index!r}"):
+            own_task({"TF_CONFIG": json.dumps(config)})
 
 
 def test_tasks_that_do_not_exist_are_refused() -> None:

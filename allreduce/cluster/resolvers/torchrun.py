@@ -9,9 +9,10 @@ from allreduce.cluster.host.launchers import rank_of_several
 from allreduce.cluster.resolvers.explicit import join_leader
 from allreduce.cluster.resolvers.resolver import Request, Resolver
 from allreduce.cluster.world import World
-from allreduce.errors import JoinError
+from allreduce.errors import JoinError, UsageError
 
 _MEETING = ("MASTER_ADDR", "MASTER_PORT")
+_MOST_PORT = 65535
 
 
 class Torchrun(Resolver):
@@ -50,9 +51,15 @@ class Torchrun(Resolver):
                 f"mpirun or python -m allreduce.run -n {size}, or remove these variables from its "
                 "environment"
             )
+        port = environ["MASTER_PORT"]
+        if not (port.isdecimal() and 0 < int(port) < _MOST_PORT):
+            raise UsageError(
+                f"[cluster] torchrun has set MASTER_PORT={port!r}; expected a number from 1 to "
+                f"{_MOST_PORT - 1}, as the ranks meet at the port after it"
+            )
         on_one_host = environ.get("LOCAL_WORLD_SIZE") == size
         host = LOOPBACK if on_one_host else environ["MASTER_ADDR"]
         # torchrun's own store listens at MASTER_PORT.
-        place = joined(host, int(environ["MASTER_PORT"]) + 1)
+        place = joined(host, int(port) + 1)
         placed = replace(request, rank=int(rank), size=int(size), leader=place)
         return join_leader(placed, self.name, self.claim(request) or "", ignored)

@@ -72,3 +72,8 @@ def test_what_names_no_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("RANK", "5")
     with pytest.raises(JoinError, match="RANK='5' and WORLD_SIZE='1'"):
         cluster.join()
+    monkeypatch.setenv("RANK", "0")
+    for port in ("abc", "65535"):
+        monkeypatch.setenv("MASTER_PORT", port)
+        with pytest.raises(UsageError, match=f"MASTER_PORT='{port}'; expected a number"):
+            cluster.join()
