@@ -11,7 +11,7 @@ import numpy as np
 
 from allreduce.devices import logical_devices
 from allreduce.devices.names import DeviceName
-from allreduce.errors import AllreduceError, UsageError
+from allreduce.errors import AllreduceError, UnsupportedError, UsageError
 from allreduce.graph.core.host_future import Output
 from allreduce.graph.core.spec import Spec
 from allreduce.graph.execute.executor import Executor
@@ -42,9 +42,11 @@ class _TaskHost(Replicator):
 
     @property
     def places(self) -> list[DeviceMap]:
+        # CPUs first, where operators run that ask for no kind of device.
+        devices = sorted(logical_devices(), key=lambda each: not each.name.on_host)
         names = {
             replace(self._task, kind=each.name.kind, index=each.name.index): each.name
-            for each in logical_devices()
+            for each in devices
         }
         return [DeviceMap(next(iter(names)), names)]
 
@@ -99,7 +101,12 @@ class Worker:
         return list(self._host.places[0].names)
 
     def register(self, request: pb.RegisterPartRequest) -> list[str]:
-        """Compile a part; returns the names of its variables that have no value yet."""
+        """Compile a part; returns the names of its variables that have no value yet.
+
+        Raises:
+            UnsupportedError: A node is placed on a GPU.
+        """
+        _check_devices(request.part)
         with self._registering:
             graph = decode(request.part, self._variable, self._rule)
             tasks = dict(request.generations)
@@ -224,3 +231,14 @@ class Worker:
                     if not if_missing or variable.name in self._empty:
                         variable.storage[0][...] = value
                         self._empty.discard(variable.name)
+
+
+def _check_devices(part: pb.Graph) -> None:
+    """Refuse GPUs: values are sent to tasks and clients from the host's memory."""
+    for node in part.nodes:
+        if node.device and not DeviceName.parse(node.device).on_host:
+            raise UnsupportedError(
+                f"{node.source}: operator {node.op!r} is placed on {node.device}, but sessions use "
+                "the CPUs of tasks only; place it on cpu:0 of that task, or train on GPUs with "
+                "ar.MultiWorkerMirroredStrategy"
+            )
