@@ -93,11 +93,6 @@ def array_header(array: np.ndarray) -> pb.Array:
     return pb.Array(dtype=array.dtype.str, shape=array.shape)
 
 
-def empty_array(header: pb.Array) -> np.ndarray:
-    """Allocate the array that a header describes."""
-    return np.empty(tuple(header.shape), np.dtype(header.dtype))
-
-
 def sizes(shape: Shape) -> list[pb.Size]:
     """Encode a shape."""
     return [

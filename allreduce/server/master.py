@@ -67,7 +67,8 @@ def _feed_where_read(graph: Graph) -> tuple[Graph, list[int]]:
             read = tuple(copies.get((i, task), rewriter.moved[i]) for i in node.inputs)
             rewriter.keep(node, inputs=read)
             continue
-        readers = [graph.nodes[i] for i in consumers[node.id]] or [node]
+        fetched = [node] if node.id in graph.outputs else []
+        readers = [graph.nodes[i] for i in consumers[node.id]] or fetched  # none: it is not sent
         for task, reader in {task_of(each): each for each in reversed(readers)}.items():
             copies[node.id, task] = rewriter.keep(node, device=reader.device)
             inputs.append(copies[node.id, task])

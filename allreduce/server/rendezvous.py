@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
@@ -67,10 +66,12 @@ class RemoteRendezvous(Rendezvous):
             self._local.send(key, value)
 
     def receive(self, key: Key, timeout: float) -> np.ndarray:
-        return self._local.receive(replace(key, generation=0), timeout)
+        return self._local.receive(key, timeout)
 
-    def abort(self, generation: int, step: int, cause: BaseException) -> None:  # noqa: ARG002
-        self._local.abort(0, step, cause)
+    def abort(self, generation: int, step: int, cause: BaseException) -> None:
+        with self._guard:
+            if step not in self._ended:
+                self._local.abort(generation, step, cause)
 
     def end(self, step: int) -> None:
         """Forget a step: its values, and that it was aborted."""

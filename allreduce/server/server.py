@@ -315,7 +315,7 @@ class Server:
                 return pb.RegisterPartReply(error=_text(error), kind=type(error).__name__)
             return reply
 
-        with ThreadPoolExecutor(len(messages)) as pool:
+        with ThreadPoolExecutor(max(len(messages), 1)) as pool:
             return dict(zip(messages, pool.map(register, messages), strict=True))
 
     def _release(self, handle: str, tasks: Sequence[DeviceName]) -> None:

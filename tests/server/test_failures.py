@@ -17,8 +17,11 @@ import numpy as np
 import pytest
 
 import allreduce as ar
+from allreduce.devices import DeviceName, logical_devices
 from allreduce.errors import PeerLostError, TimeoutError, UnsupportedError, UsageError
 from allreduce.graph.core import op_table
+from allreduce.server import worker
+from allreduce.server.rendezvous import RemoteRendezvous
 from tests.server.clusters import describe, free_ports, serving
 
 X = np.ones((4, 2), np.float32)
@@ -114,6 +117,47 @@ def test_accumulated_gradients_are_refused(session: ar.Session) -> None:
     optimizer = ar.optim.SGD(0.1, gradient_accumulation=2)
     with pytest.raises(UnsupportedError, match=r"SGD\(gradient_accumulation=2\).*leave the option"):
         session.run(lambda: optimizer.minimize(ar.ops.sum(v), [v]))
+
+
+def test_gpus_of_tasks_are_refused(
+    session: ar.Session, cluster: list[ar.Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Device:
+        def __init__(self, name: str) -> None:
+            self.name = DeviceName.parse(name)
+
+    # A driver is not needed to be refused.
+    found = [Device("GPU:0"), *logical_devices()]
+    monkeypatch.setattr(worker, "logical_devices", lambda: found)
+    assert cluster[0].worker.devices[0].kind == "CPU"
+    np.testing.assert_array_equal(session.run(lambda x: x + 1.0, (X,)), X + 1)
+
+    def step(x: ar.Tensor) -> Any:
+        with ar.device("/job:ps/task:0/gpu:0"):
+            return x + 1.0
+
+    with pytest.raises(UnsupportedError, match=r"test_failures\.py:\d+: operator .*GPU:0.*cpu:0"):
+        session.run(step, (X,))
+
+
+def test_inputs_that_nothing_reads_are_not_sent(session: ar.Session) -> None:
+    def step(x: ar.Tensor, unread: ar.Tensor) -> Any:
+        return x + 1.0
+
+    session.run(step, (X, np.zeros(5)))
+    (program,) = session._functions[step].programs.values()
+    assert [list(part.feeds) for part, _ in program.parts] == [[0]]
+    np.testing.assert_array_equal(session.run(lambda x, _: x, (X, X + 1)), X)
+    assert session.run(lambda _: "nothing to compute", (X,)) == "nothing to compute"
+
+
+def test_an_abort_after_a_steps_end_leaves_nothing() -> None:
+    own = DeviceName.parse("/job:worker/replica:0/task:0")
+    rendezvous = RemoteRendezvous("handle", own, lambda _: pytest.fail("nothing is sent"))
+    rendezvous.abort(0, 1, ValueError("in time"))
+    rendezvous.end(1)
+    rendezvous.abort(0, 1, ValueError("late"))
+    assert rendezvous._local._aborted == {}
 
 
 def test_all_missing_tasks_are_named_at_once(caplog: pytest.LogCaptureFixture) -> None:
