@@ -60,7 +60,7 @@ def encode(graph: Graph) -> pb.Graph:
     encoder = _Encoder()
     message = encoder.graph(graph)
     message.variables.extend(_described(each) for each in encoder.variables)
-    message.rules.extend(pb.Rule(config=configured(each)) for each in encoder.rules)
+    message.rules.extend(pb.Rule(config=_sendable(each)) for each in encoder.rules)
     return message
 
 
@@ -120,7 +120,7 @@ def configured(rule: UpdateRule | Configuration) -> str:
     """Describe an optimizer's class and settings as JSON.
 
     Raises:
-        UsageError: A setting is a function, or the optimizer's class is the user's own.
+        UsageError: A setting cannot be described.
     """
     if isinstance(rule, Configuration):
         return rule.config
@@ -128,6 +128,24 @@ def configured(rule: UpdateRule | Configuration) -> str:
         return json.dumps(registry.serialize(rule), sort_keys=True)  # type: ignore[arg-type]
     except (TypeError, UsageError) as error:
         raise UsageError(f"{type(rule).__name__} cannot be sent to another task: {error}") from None
+
+
+def _sendable(rule: UpdateRule | Configuration) -> str:
+    """Describe an optimizer for another task, which must be able to make it of that.
+
+    Raises:
+        UsageError: A class, or a setting, is code of the user's own.
+    """
+    described = configured(rule)
+    if not isinstance(rule, Configuration):
+        try:
+            registry.deserialize(json.loads(described), {})
+        except UsageError as error:
+            raise UsageError(
+                f"{type(rule).__name__} cannot be sent to another task: its class, its schedule or "
+                "its groups are code of your own, which tasks do not have; use what ar.optim has"
+            ) from error
+    return described
 
 
 @dataclass(slots=True)

@@ -1,0 +1,81 @@
+"""Tasks and clients that do not fit together: each error names the task and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import allreduce as ar
+from allreduce.cluster.spec import ClusterSpec
+from allreduce.errors import JoinError, UsageError
+from allreduce.graph.core import op_table
+from tests.server.clusters import describe, processes, serving
+
+X = np.ones((4, 2), np.float32)
+
+
+def _on_ps(x: ar.Tensor) -> Any:
+    with ar.device("/job:ps/task:0"):
+        return x + 1.0
+
+
+def test_two_clusters_that_differ_are_named() -> None:
+    spec = describe({"worker": 1, "ps": 2})
+    swapped = spec.as_dict()
+    swapped["ps"] = {0: spec.address("ps", 1), 1: spec.address("ps", 0)}
+    with (
+        ar.Server(ClusterSpec(swapped), "worker", 0) as server,
+        ar.Server(spec, "ps", 0),
+        ar.Server(spec, "ps", 1),
+        ar.Session(server.target, timeout=10) as session,
+        pytest.raises(JoinError, match=r"is /job:ps/task:1, but .*has /job:ps/task:0 there; give"),
+    ):
+        session.run(_on_ps, (X,))
+
+
+def test_a_task_with_another_secret_is_named() -> None:
+    spec = describe({"worker": 1, "ps": 1})
+    with (
+        ar.Server(spec, "worker", 0, secret="one") as server,
+        ar.Server(spec, "ps", 0, secret="two"),
+        ar.Session(server.target, secret="one", timeout=10) as session,
+        pytest.raises(JoinError, match=r"/job:ps/task:0 at .* not know the .*ALLREDUCE_SECRET"),
+    ):
+        session.run(_on_ps, (X,))
+
+
+def test_an_operator_that_the_task_does_not_know_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op_table, "_TABLE", dict(op_table._TABLE))
+
+    def cpu(out: np.ndarray, inputs: Any, _: Any) -> None:
+        out[...] = inputs[0]
+
+    operator = ar.register_op("only_at_the_client", shape=lambda specs, _: specs[0], cpu=cpu)
+    spec = describe({"worker": 1})
+    target = f"grpc://{spec.address('worker', 0)}"
+    with processes(spec), ar.Session(target, timeout=30) as session:
+        with pytest.raises(UsageError, match="operator 'only_at_the_client'"):
+            session.run(lambda x: operator(x), (X,))
+        np.testing.assert_array_equal(session.run(lambda x: x + 1.0, (X,)), X + 1)
+
+
+def _halves(name: str) -> dict[str, float]:
+    return {"learning_rate": 0.5}
+
+
+def test_optimizers_with_code_of_ones_own_are_refused() -> None:
+    class Own(ar.optim.SGD):
+        pass
+
+    class Schedule(ar.optim.schedules.ExponentialDecay):
+        pass
+
+    wrong = [Own(0.1), ar.optim.SGD(Schedule(0.1, 1, 0.5)), ar.optim.SGD(0.1, groups=_halves)]
+    with serving(worker=1) as (server,), ar.Session(server.target, timeout=10) as session:
+        with ar.device("/job:worker/task:0"):
+            v = ar.Variable(np.zeros(2, np.float32), name="v")
+        for optimizer in wrong:
+            with pytest.raises(UsageError, match=r"cannot be sent to another task: .*of your own"):
+                session.run(lambda o=optimizer: o.minimize(ar.ops.sum(v), [v]))
