@@ -96,3 +96,47 @@ def test_the_example_trains(tmp_path: Path) -> None:
     assert result.code == 0, result.err
     accuracy = float(result.out.rpartition("test accuracy ")[2].split()[0])
     assert accuracy > 0.94
+
+
+RESTARTED_PS = """
+import os, time
+import numpy as np
+import allreduce as ar
+from allreduce.errors import PeerLostError
+
+server = ar.Server()
+with ar.device("/job:ps/task:0"):
+    v = ar.Variable(np.zeros(2, np.float32), name="v")
+
+def step():
+    v.assign(v + 1.0)
+    return v * 10.0
+
+with ar.Session(server.target, timeout=60) as session:
+    session.run(step)
+    for child in os.popen(f"ps -o pid= -o args= --ppid {os.getppid()}").read().splitlines():
+        if "allreduce.server" in child:
+            os.kill(int(child.split()[0]), 9)
+    for _ in range(100):
+        try:
+            session.run(step)
+        except PeerLostError as error:
+            if "has restarted, and" in str(error):
+                break
+        time.sleep(0.2)
+    session.assign(v, [5, 6])
+    print("value", np.asarray(session.run(step)).tolist())
+server.close()
+"""
+
+
+def test_a_ps_that_is_killed_is_started_again(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(RESTARTED_PS)
+    command = [*LAUNCH, "--cluster", "ps=1,worker=1", "--restarts", "1", str(script)]
+    result = run(command, deadline=90)
+    assert result.code == 0, result.err
+    assert "[worker:0] value [60.0, 70.0]" in result.out
+    assert "ps:0" in result.err
+    assert "starting it again" in result.err
+    assert "/job:ps/task:0 is back after a restart" in result.err

@@ -306,3 +306,41 @@ def test_only_a_task_that_ends_in_good_order_ends_join(tmp_path: Path) -> None:
         for each in started:
             each.kill()
             each.communicate(timeout=10)
+
+
+VANISHING = """
+import sys
+import numpy as np
+import allreduce as ar
+
+def step(x):
+    with ar.device("/job:worker/task:0"):
+        y = x + 1.0
+    with ar.device("/job:ps/task:0"):
+        return y * 2.0
+
+with ar.Session(sys.argv[1], timeout=60) as session:
+    session.run(step, (np.ones(2, np.float32),))
+    (program,) = session._functions[step].programs.values()
+    # Half of a step: `ps` waits for the other half.
+    (pair,) = [each for each in program.parts if each[0].task == "/job:ps/task:0"]
+    program.parts[:] = [pair]
+    print("runs", flush=True)
+    session.run(step, (np.ones(2, np.float32),))
+"""
+
+
+def test_a_client_that_vanishes_frees_its_steps_and_graphs() -> None:
+    with serving(worker=1, ps=1) as (worker, ps):
+        client = subprocess.Popen(
+            [sys.executable, "-c", VANISHING, worker.target], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert client.stdout is not None
+            assert client.stdout.readline() == "runs\n"
+            _until(lambda: any(part.running for part in ps.worker._parts.values()))
+            (part,) = ps.worker._parts.values()
+        finally:
+            client.kill()
+            client.communicate(timeout=10)
+        _until(lambda: not part.running and not ps.worker._parts and not worker.worker._parts)
