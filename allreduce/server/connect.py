@@ -140,9 +140,9 @@ class Peer:
         except grpc.RpcError as error:
             if error.code() not in _RESTARTED:
                 raise self._unanswered(method, error) from None
-        self.greet(deadline - time.monotonic())
+        self.greet(max(deadline - time.monotonic(), HANDSHAKE_SECONDS))
         try:
-            return self._call(method, request, deadline - time.monotonic())
+            return self._call(method, request, max(deadline - time.monotonic(), HANDSHAKE_SECONDS))
         except grpc.RpcError as error:
             raise self._unanswered(method, error) from None
 

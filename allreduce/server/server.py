@@ -253,7 +253,7 @@ class Server:
             devices[task] = [DeviceName.parse(each) for each in peer.hello.devices]
         parts = plan(graph, self.cluster, self.worker.devices[0], devices)
         others = [task for task in parts if task != self.task and task not in peers]
-        peers.update(self._await_peers(others, deadline - time.monotonic()))
+        peers.update(self._await_peers(others, max(deadline - time.monotonic(), DEAD_SECONDS)))
         generations = {self.name: self.generation}
         for task in parts:
             if task != self.task:

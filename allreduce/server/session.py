@@ -45,6 +45,8 @@ from allreduce.server.encode import configured, encode
 # The master waits up to the timeout for tasks, then as long for their answers; beyond that, it
 # connects to them.
 _REGISTERING_SECONDS = 10.0
+_LOOK_SECONDS = 0.05  # of waiting for one task, until the client looks at the others
+_GLANCE_SECONDS = 0.001  # of looking at each of these
 
 
 @dataclass(slots=True)
@@ -311,8 +313,9 @@ class Session:
                 reply = self._request(channel, frame, [feeds[i] for i in part.feeds])
                 sent.append((part, channel, reply))
             results: list[Any] = [None] * sum(len(part.fetches) for part, _, _ in sent)
-            for part, channel, reply in sent:
-                arrays = self._answer(channel, reply)[1]
+            self._await_all(sent)
+            for part, channel, reply in sorted(sent, key=lambda each: not _has_failed(each[2])):
+                arrays = self._answer(channel, reply, 0.0)[1]
                 for index, array in zip(part.fetches, arrays, strict=True):
                     results[index] = concrete(array, HOST)
         except BaseException as error:
@@ -321,6 +324,19 @@ class Session:
                 self._raise_cause(sent, error)
             raise
         return results
+
+    def _await_all(self, sent: Sequence[tuple[pb.PartOf, Channel, Answer]]) -> None:
+        """Wait until all tasks have answered, one has failed, or the timeout is over."""
+        deadline = time.monotonic() + self._timeout
+        pending = list(sent)
+        while pending and not any(_has_failed(reply) for *_, reply in sent):
+            _, channel, reply = pending[0]
+            left = deadline - time.monotonic()
+            if channel.wait(reply, min(left, _LOOK_SECONDS)) or left <= 0:
+                del pending[0]
+                continue
+            for _, other, answer in pending[1:]:  # the first may wait for one that has failed
+                other.wait(answer, _GLANCE_SECONDS)
 
     def _abort(self, program: _Program, step: int, error: BaseException) -> None:
         """Tell all tasks that a step has failed, so that none waits for another."""
@@ -387,8 +403,10 @@ class Session:
         channel.send(frame, arrays)
         return reply
 
-    def _answer(self, channel: Channel, reply: Answer) -> tuple[pb.Frame, Sequence[np.ndarray]]:
-        if not channel.wait(reply, self._timeout):
+    def _answer(
+        self, channel: Channel, reply: Answer, timeout: float | None = None
+    ) -> tuple[pb.Frame, Sequence[np.ndarray]]:
+        if not channel.wait(reply, self._timeout if timeout is None else timeout):
             raise TimeoutError(
                 f"[server] {channel.peer} has not answered within {self._timeout:g} s"
             )

@@ -242,6 +242,24 @@ def test_a_timeout_is_raised_when_it_is_over(gate: Gate) -> None:
         gate.opened.set()
 
 
+def test_an_error_is_raised_at_once_whichever_task_waits_for_it(session: ar.Session) -> None:
+    def step(x: ar.Tensor, labels: ar.Tensor) -> Any:
+        with ar.device(FIRST):
+            y = x + 1.0
+        with ar.device(PS):
+            loss = ar.ops.sparse_softmax_cross_entropy(labels, y)
+        with ar.device(FIRST):
+            return ar.ops.sum(loss)
+
+    began = time.monotonic()
+    with pytest.raises(UsageError, match="label 9"):
+        session.run(step, (X, np.full(4, 9)))
+    assert time.monotonic() - began < 10  # not the timeout
+    (program,) = session._functions[step].programs.values()
+    assert [part.task for part, _ in program.parts] == ["/job:worker/task:0", "/job:ps/task:0"]
+    assert np.isfinite(float(session.run(step, (X, np.zeros(4, np.int64)))))
+
+
 JOINING = """
 import os, sys, time
 import allreduce as ar
