@@ -50,7 +50,8 @@ def test_an_error_of_what_handles_a_frame_ends_the_connection() -> None:
 
     with connected(fail) as ends:
         ends.send(np.ones(3))
-        assert "MemoryError: none left" in ends.reasons.get(timeout=5)
+        assert ends.reasons.get(timeout=5)
+        assert ends.receiver.ended == "MemoryError: none left"
 
 
 def test_a_reader_that_is_busy_does_not_take_the_other_end_for_dead(
