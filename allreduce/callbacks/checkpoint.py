@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from os import PathLike, fspath
 from typing import Any
 
@@ -55,6 +56,14 @@ class ModelCheckpoint(Callback):
         self._epoch = self._batches = 0
         if whole:  # else every batch would cost an exchange
             self.on_train_batch_end = self._after_batch  # type: ignore[method-assign]
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002
+        folder = os.path.dirname(self.filepath)
+        if self.rank == 0 and folder and "{" not in folder and not os.path.isdir(folder):
+            raise UsageError(
+                f"ModelCheckpoint cannot save to {self.filepath!r}: there is no folder {folder}; "
+                "make it first"
+            )
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002
         self._epoch = epoch

@@ -254,6 +254,15 @@ def test_checkpoints_count_batches_and_save_weights(tmp_path: Path) -> None:
         fitted(ar.callbacks.ModelCheckpoint(tmp_path / "{val_auc}"))
 
 
+def test_a_checkpoint_without_its_folder_fails_before_the_first_epoch(tmp_path: Path) -> None:
+    checkpoint = ar.callbacks.ModelCheckpoint(tmp_path / "none" / "model.safetensors")
+    seen: list[int] = []
+    watch = ar.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: seen.append(epoch))
+    with pytest.raises(UsageError, match=r"there is no folder .*none; make it first"):
+        fitted(watch, checkpoint)
+    assert not seen
+
+
 def test_csv_files_have_a_line_per_epoch(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     _, first = fitted(ar.callbacks.CSVLogger(path), epochs=2)
