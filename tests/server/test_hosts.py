@@ -81,7 +81,7 @@ def _client(host: netns.Host, *words: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.torture), 4])
 def test_a_graph_on_several_hosts_gives_one_results(count: int, tmp_path: Path) -> None:
     program = tmp_path / "client.py"
     program.write_text(CLIENT)
@@ -94,6 +94,7 @@ def test_a_graph_on_several_hosts_gives_one_results(count: int, tmp_path: Path) 
     assert out == _expected(count - 1)
 
 
+@pytest.mark.torture
 def test_a_host_that_vanishes_is_named(tmp_path: Path) -> None:
     program = tmp_path / "client.py"
     program.write_text(CLIENT)

@@ -309,7 +309,7 @@ def test_a_file_that_rank_0_cannot_write_is_an_error_on_all(tmp_path: Path) -> N
     for rank, result in enumerate(run_ranks(checkpoint_fails, 2, arguments=(str(tmp_path),))):
         text = json.loads(result.stdout.splitlines()[-1])
         assert "there is no folder" in text
-        assert ("ModelCheckpoint.on_epoch_end raised on rank 0" in text) == (rank == 1)
+        assert ("ModelCheckpoint.on_train_begin raised on rank 0" in text) == (rank == 1)
 
 
 def stops_at_a_nan() -> None:

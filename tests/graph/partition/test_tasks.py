@@ -27,7 +27,7 @@ from allreduce.graph.placement.placement import place
 from allreduce.graph.replicate.compiled import compile_part
 from allreduce.graph.schedule.program import Program
 from allreduce.graph.schedule.schedule import schedule
-from allreduce.graph.trace.replica import StepInfo
+from allreduce.graph.trace.replica import Replica, StepInfo
 from tests.graph.interpret import interpret, record
 
 HERE, HERE_TOO, OTHER, OTHER_TOO = (
@@ -44,6 +44,10 @@ class TwoTasks(Replicator):
     @property
     def places(self) -> list[DeviceMap]:
         return [DeviceMap(HERE, {HERE: HERE, HERE_TOO: HERE_TOO, OTHER: HERE, OTHER_TOO: HERE_TOO})]
+
+    @property
+    def replicas(self) -> list[Replica]:
+        return [Replica(0, 0, None, self.places[0], guard=threading.Lock())]
 
 
 def _run(executors: Sequence[Executor], feeds: Sequence[Any], info: StepInfo) -> list[Any]:
