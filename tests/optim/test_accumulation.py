@@ -79,7 +79,10 @@ def _ranks() -> None:
     print("alike")
 
 
-@pytest.mark.parametrize(("ranks", "transport"), [(2, "shared"), (4, "shared"), (2, "tcp")])
+@pytest.mark.parametrize(
+    ("ranks", "transport"),
+    [pytest.param(2, "shared", marks=pytest.mark.torture), (4, "shared"), (2, "tcp")],
+)
 def test_ranks_accumulate_over_every_transport(ranks: int, transport: str) -> None:
     results = run_ranks(_ranks, ranks, env={"ALLREDUCE_TRANSPORT": transport})
     assert [result.stdout.strip() for result in results] == ["alike"] * ranks

@@ -114,7 +114,10 @@ def _ranks() -> None:
     print(losses, [float(value.sum()) for value in model.get_weights()])
 
 
-@pytest.mark.parametrize(("ranks", "transport"), [(2, "shared"), (4, "shared"), (2, "tcp")])
+@pytest.mark.parametrize(
+    ("ranks", "transport"),
+    [pytest.param(2, "shared", marks=pytest.mark.torture), (4, "shared"), (2, "tcp")],
+)
 def test_ranks_train_nearly_as_one(ranks: int, transport: str) -> None:
     results = run_ranks(_ranks, ranks, env={"ALLREDUCE_TRANSPORT": transport})
     said = {result.stdout.strip() for result in results}

@@ -362,7 +362,10 @@ def trained(optimizer: Any, strategy: Any) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize(("ranks", "transport"), [(2, "shared"), (4, "shared"), (3, "tcp")])
+@pytest.mark.parametrize(
+    ("ranks", "transport"),
+    [pytest.param(2, "shared", marks=pytest.mark.torture), (4, "shared"), (3, "tcp")],
+)
 def test_any_number_of_ranks_trains_alike(ranks: int, transport: str) -> None:
     import json
 

@@ -209,7 +209,7 @@ def test_a_member_that_was_stopped_takes_no_leader_for_silent(script: Write) -> 
     ends = "for _ in range(5): time.sleep(0.1)\nworld.store.get('k', 5)"
     path = script(f"print('joined', flush=True)\n{ends}")
     quick = "from allreduce.cluster.leader import channel, rpc\n"
-    quick += "channel.BEAT_SECONDS, rpc._SILENCE_SECONDS = 0.1, 1.0\n"
+    quick += "channel.BEAT_SECONDS, rpc._SILENCE_SECONDS = 0.1, 2.0\n"
     path.write_text(quick + path.read_text())
     with hosting(2) as leader:
         environment = {
@@ -217,14 +217,14 @@ def test_a_member_that_was_stopped_takes_no_leader_for_silent(script: Write) -> 
             "ALLREDUCE_SIZE": "2",
             "ALLREDUCE_LEADER": leader.address,
             "ALLREDUCE_SECRET": SECRET.decode(),
-            "ALLREDUCE_TIMEOUT": "1",
+            "ALLREDUCE_TIMEOUT": "2",
         }
         with running([sys.executable, str(path)], environment) as process:
             world = meeting(leader.address, 0, 2).join()
             world.store.set("k", b"")
             assert process.line() == "joined"
             process.signal(signal.SIGSTOP)
-            time.sleep(1.5)
+            time.sleep(2.5)
             process.signal(signal.SIGCONT)
             result = process.finish(10)
             world.close()
