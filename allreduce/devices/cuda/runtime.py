@@ -98,8 +98,9 @@ class CudaRuntime(Runtime):
 
 
 def _updater(kind: type) -> str:
-    """Name the class that an optimizer's `update` comes from: a subclass may have its own."""
-    return next(each for each in kind.__mro__ if "update" in vars(each)).__name__
+    """Name the class that an optimizer's `update` or kernel comes from: a subclass may differ."""
+    own = ("update", "kernel")
+    return next(each for each in kind.__mro__ if any(name in vars(each) for name in own)).__name__
 
 
 @cache
