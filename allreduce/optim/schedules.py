@@ -347,7 +347,7 @@ def get(identifier: Any, custom: Mapping[str, Any] | None = None) -> float | Rat
             hint = f"pass its class as custom_objects={{{name!r}: …}}"
             raise UsageError(f"{unknown_name('schedule', name, _TABLE)}; {hint}")
         config = identifier.get("config", {})
-        # Other schedules around which it was made; a schedule of one's own is found in `custom`.
+        # Its arguments may be schedules, too; `custom` has the classes that users have defined.
         inner = {key: get(config[key], custom) for key in config if _is_described(config[key])}
         made: Rate = known[name](**{**config, **inner})
         return made

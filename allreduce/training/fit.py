@@ -282,7 +282,7 @@ def _agree(
         return
     sharded = options.get("data") == SHARDED
     remedy = SAME_ROWS if sharded else SAME_ARRAYS if "data" in options else SAME_SAMPLES
-    with raising_on_all_ranks(replicator, what):  # a config of one's own may raise
+    with raising_on_all_ranks(replicator, what):  # a user's get_config may raise
         # Variables that no step has met start as replica 0's, whatever they are here.
         values = [each.numpy() for each in model.variables if each in replicator.shared]
         facts = {

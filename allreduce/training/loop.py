@@ -145,7 +145,7 @@ def _in_order(
         mine: The rows that this process's replicas gave, step by step.
     """
     here = [replicator.first_replica, replicator.local_replicas]
-    replicas = gather_integers(replicator, "who has which replicas", here)
+    replicas = gather_integers(replicator, "the replicas of each rank", here)
     offsets = starts([rows for step in sizes for rows in step])  # by step and replica
     sources: list[np.ndarray] = []
     for first, count in replicas.tolist():

@@ -212,8 +212,8 @@ def run():
             return x + 1.0
     try:
         session.run(step, (np.ones(2),))
-    except Exception:
-        pass
+    except ar.errors.AllreduceError as error:
+        print("the step has ended:", error)
 threading.Thread(target=run, daemon=True).start()
 time.sleep(1.5)
 server.close()
