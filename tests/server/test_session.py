@@ -295,12 +295,12 @@ def test_a_proof_is_for_one_method_and_request_and_forgotten_handshakes_are_repe
         proof = prove_call(b"", peer._nonces, "RegisterPart", request)
         request.caller.nonces, request.caller.proof = peer._nonces, proof
         other = pb.RegisterPartRequest(handle="two", caller=request.caller)
-        assert not server.knows("RegisterPart", other)
+        assert not server.service.knows("RegisterPart", other)
         wrong = pb.RegisterGraphRequest(caller=request.caller)
-        assert not server.knows("RegisterGraph", wrong)
-        assert server.knows("RegisterPart", request)
+        assert not server.service.knows("RegisterGraph", wrong)
+        assert server.service.knows("RegisterPart", request)
         for _ in range(10_001):  # strangers
-            server.greet(pb.HelloRequest(protocol=PROTOCOL, nonce=b"0" * 32))
+            server.service.greet(pb.HelloRequest(protocol=PROTOCOL, nonce=b"0" * 32))
         assert float(session.run(lambda a: ar.ops.sum(a) * 0.0, args=(X,))) == 0
 
 

@@ -107,7 +107,7 @@ def test_strangers_at_a_tasks_ports_change_nothing() -> None:
         session.run(step, args=(X,))
         hosts = [server.target.removeprefix("grpc://").rpartition(":") for server in servers]
         ports = [int(port) for _, _, port in hosts]
-        ports += [server._listener.getsockname()[1] for server in servers]
+        ports += [server.connections.data_port for server in servers]
         for turn in range(60):
             with socket.create_connection(("127.0.0.1", choose.choice(ports)), 5) as stranger:
                 stranger.sendall(_bytes_of_a_stranger(choose, turn))
