@@ -136,7 +136,8 @@ def _numbers(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs, each: 
     offset, step = (int(x) for x in inputs)
     row = out[0].size if out.ndim and len(out) else 1
     first = offset * attrs["rows_per_sample"] * row * each
-    generator = np.random.Philox(key=[attrs["key"], step], counter=first // _PER_COUNTER)
+    key = np.array([attrs["key"], step], np.uint64)  # NumPy rounds a list of large ones to floats
+    generator = np.random.Philox(key=key, counter=first // _PER_COUNTER)
     skipped = first % _PER_COUNTER
     drawn: np.ndarray = np.random.Generator(generator).random(skipped + out.size * each)
     return drawn[skipped:].reshape(-1, each)
