@@ -10,15 +10,27 @@ __device__ inline void copy_strided(T* __restrict__ out, const T* __restrict__ a
   for (long long i = first_index(); i < n; i += stride_of_grid())
     out[i] = a[offsets_of(s, i).at[0]];
 }
+// To and from views of one shape: `s` has the source's strides, then the target's.
+template <typename T>
+__device__ inline void place_strided(T* __restrict__ out, const T* __restrict__ a, long long n,
+                                     const Strided& s) {
+  for (long long i = first_index(); i < n; i += stride_of_grid()) {
+    const Offsets at = offsets_of(s, i);
+    out[at.at[1]] = a[at.at[0]];
+  }
+}
 template <typename T>
 __device__ inline void fill(T* out, T value, long long n) {
   for (long long i = first_index(); i < n; i += stride_of_grid()) out[i] = value;
 }
 
-#define COPY(bytes, T)                                                                  \
-  extern "C" __global__ void copy_##bytes(T* out, const T* a, long long n, Strided s) { \
-    copy_strided(out, a, n, s);                                                         \
-  }                                                                                     \
+#define COPY(bytes, T)                                                                   \
+  extern "C" __global__ void copy_##bytes(T* out, const T* a, long long n, Strided s) {  \
+    copy_strided(out, a, n, s);                                                          \
+  }                                                                                      \
+  extern "C" __global__ void place_##bytes(T* out, const T* a, long long n, Strided s) { \
+    place_strided(out, a, n, s);                                                         \
+  }                                                                                      \
   extern "C" __global__ void fill_##bytes(T* out, T value, long long n) { fill(out, value, n); }
 COPY(1, unsigned char)
 COPY(2, unsigned short)
@@ -64,5 +76,11 @@ CAST_BOTH(i32, int, i64, long long)
 CAST_BOTH(i32, int, b8, bool)
 CAST_BOTH(i64, long long, b8, bool)
 CAST_BOTH(f32, float, u8, unsigned char)
+// Narrow integers as indices and labels.
+CAST(u8, unsigned char, i64, long long)
+CAST(i8, signed char, i64, long long)
+CAST(i16, short, i64, long long)
+CAST(u16, unsigned short, i64, long long)
+CAST(u32, unsigned, i64, long long)
 CAST_BOTH(f32, float, f16, __half)
 CAST_BOTH(f32, float, bf16, __nv_bfloat16)

@@ -19,6 +19,27 @@ __device__ inline void map2(Out* __restrict__ out, const In* __restrict__ a,
   }
 }
 
+// Division rounded down, and what it leaves, as Python and NumPy have them.
+template <typename T>
+__device__ inline T rest(T x, T y) {
+  const T left = fmod(x, y);
+  if (left == 0) return y < 0 ? -(T)0 : (T)0;
+  return (y < 0) != (left < 0) ? left + y : left;
+}
+template <typename T>
+__device__ inline T quotient(T x, T y) {
+  if (y == 0) return x / y;
+  const T exact = (x - rest(x, y)) / y, down = floor(exact);
+  return exact - down > (T)0.5 ? down + 1 : down;
+}
+template <typename T>
+__device__ inline T whole_quotient(T x, T y) {
+  if (y == 0) return 0;    // NumPy's
+  if (y == -1) return -x;  // the division of the lowest integer would overflow
+  const T found = x / y;
+  return found - (found * y != x && (x < 0) != (y < 0));
+}
+
 #define UNARY_OF(name, suffix, T, expression)                                              \
   extern "C" __global__ void name##_##suffix(T* out, const T* a, long long n, Strided s) { \
     map1(out, a, n, s, [](T x) { return (T)(expression); });                               \
@@ -42,6 +63,12 @@ __device__ inline void map2(Out* __restrict__ out, const In* __restrict__ a,
   BINARY_FLOAT(name, expression)             \
   BINARY_OF(name, i32, int, int, expression) \
   BINARY_OF(name, i64, long long, long long, expression)
+#define BINARY_WHOLE(name, expression)       \
+  BINARY_OF(name, i32, int, int, expression) \
+  BINARY_OF(name, i64, long long, long long, expression)
+#define BINARY_BITS(name, expression) \
+  BINARY_WHOLE(name, expression)      \
+  BINARY_OF(name, b8, bool, bool, expression)
 #define COMPARE(name, expression)                   \
   BINARY_OF(name, f32, bool, float, expression)     \
   BINARY_OF(name, f64, bool, double, expression)    \
@@ -67,6 +94,20 @@ UNARY_FLOAT(erf, erf(x))
 UNARY_FLOAT(sigmoid, x < 0 ? exp(x) / (1 + exp(x)) : 1 / (1 + exp(-x)))
 UNARY_FLOAT(relu, x < 0 ? 0 : x)  // a NaN passes: it must not be hidden
 UNARY_OF(logical_not, b8, bool, !x)
+UNARY_FLOAT(round_to_bfloat16, widen(__float2bfloat16_rn((float)x)))
+UNARY_OF(invert, i32, int, ~x)
+UNARY_OF(invert, i64, long long, ~x)
+UNARY_OF(invert, b8, bool, !x)
+#define TEST(name, suffix, T, expression)                                                     \
+  extern "C" __global__ void name##_##suffix(bool* out, const T* a, long long n, Strided s) { \
+    map1(out, a, n, s, [](T x) { return (bool)(expression); });                               \
+  }
+#define TEST_FLOAT(name, expression) \
+  TEST(name, f32, float, expression) \
+  TEST(name, f64, double, expression)
+TEST_FLOAT(isnan, x != x)
+TEST_FLOAT(isinf, x == x && x - x != 0)
+TEST_FLOAT(isfinite, x - x == 0)
 
 BINARY(add, x + y)
 BINARY(subtract, x - y)
@@ -76,6 +117,14 @@ BINARY(minimum, smaller(x, y))
 BINARY_FLOAT(divide, x / y)
 BINARY_FLOAT(power, pow(x, y))
 BINARY_FLOAT(relu_gradient, y > 0 ? x : 0)
+BINARY_FLOAT(floor_divide, quotient(x, y))
+BINARY_FLOAT(remainder, rest(x, y))
+BINARY_WHOLE(floor_divide, whole_quotient(x, y))
+BINARY_WHOLE(remainder, x - whole_quotient(x, y) * y)
+BINARY_BITS(bitwise_and, x& y)
+BINARY_BITS(bitwise_or, x | y)
+BINARY_BITS(bitwise_xor, x ^ y)
+BINARY_OF(logical_xor, b8, bool, bool, x != y)
 BINARY_OF(logical_and, b8, bool, bool, x&& y)
 BINARY_OF(logical_or, b8, bool, bool, x || y)
 COMPARE(equal, x == y)

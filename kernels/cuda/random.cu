@@ -1,8 +1,11 @@
-// Dropout, with the draws of the CPU (kernels/cpu/nn/philox.h).
+// Random numbers: dropout with the draws of the CPU (kernels/cpu/nn/philox.h), and uniform and
+// normal deviates with those of NumPy's Philox.
 //
 // Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011),
-// section 3.3: Philox4x32 with 10 rounds. Bytes moved per element: 2 x its size; each thread draws
-// the four words of a counter, and uses them for four elements that are 16 apart.
+// section 3.3: Philox4x32 and Philox4x64 with 10 rounds; Box and Muller, "A note on the
+// generation of random normal deviates" (1958). Bytes moved per element: deviates its size, dropout
+// 2 x its size; there each thread draws the four words of a counter, and uses them for four
+// elements that are 16 apart.
 #include "common.cuh"
 
 struct Words {
@@ -61,3 +64,64 @@ DROPOUT(f32, float)
 DROPOUT(f64, double)
 DROPOUT(f16, __half)
 DROPOUT(bf16, __nv_bfloat16)
+
+// Philox4x64 of the counter (block, 0, 0, 0); gives one of its four words.
+__device__ inline unsigned long long wide_word(unsigned long long block, int word,
+                                               unsigned long long key, unsigned long long step) {
+  unsigned long long c[4] = {block, 0, 0, 0};
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const unsigned long long m0 = 0xD2E7470EE14C6C93ull, m1 = 0xCA5A826395121157ull;
+    const unsigned long long high0 = __umul64hi(m0, c[0]), low0 = m0 * c[0];
+    const unsigned long long high1 = __umul64hi(m1, c[2]), low1 = m1 * c[2];
+    c[0] = high1 ^ c[1] ^ key;
+    c[1] = low1;
+    c[2] = high0 ^ c[3] ^ step;
+    c[3] = low0;
+    key += 0x9E3779B97F4A7C15ull;
+    step += 0xBB67AE8584CAA73Bull;
+  }
+  return word == 0 ? c[0] : word == 1 ? c[1] : word == 2 ? c[2] : c[3];
+}
+// The number of that place in the stream of NumPy's generator, in [0, 1): it counts before it
+// draws.
+__device__ inline double drawn(unsigned long long place, unsigned long long key,
+                               unsigned long long step) {
+  return (wide_word(place / 4 + 1, (int)(place % 4), key, step) >> 11) * (1.0 / 9007199254740992.0);
+}
+
+// `unit` elements belong to each row that *row_offset counts.
+template <typename T>
+__device__ inline void uniform(T* __restrict__ out, const long long* row_offset,
+                               const long long* step, long long unit, long long n, double low,
+                               double width, double most, unsigned long long key) {
+  const unsigned long long first = (unsigned long long)(*row_offset * unit);
+  for (long long i = first_index(); i < n; i += stride_of_grid()) {
+    const T value = (T)(low + drawn(first + i, key, *step) * width);
+    out[i] = value < (T)most ? value : (T)most;
+  }
+}
+template <typename T>
+__device__ inline void normal(T* __restrict__ out, const long long* row_offset,
+                              const long long* step, long long unit, long long n, double mean,
+                              double deviation, unsigned long long key) {
+  const unsigned long long first = 2 * (unsigned long long)(*row_offset * unit);
+  for (long long i = first_index(); i < n; i += stride_of_grid()) {
+    const double radius = sqrt(-2 * log1p(-drawn(first + 2 * i, key, *step)));
+    const double angle = 2 * 3.141592653589793 * drawn(first + 2 * i + 1, key, *step);
+    out[i] = (T)(mean + deviation * (radius * cos(angle)));
+  }
+}
+#define DRAW(suffix, T)                                                                        \
+  extern "C" __global__ void uniform_##suffix(                                                 \
+      T* out, const long long* row_offset, const long long* step, long long unit, long long n, \
+      double low, double width, double most, unsigned long long key) {                         \
+    uniform(out, row_offset, step, unit, n, low, width, most, key);                            \
+  }                                                                                            \
+  extern "C" __global__ void normal_##suffix(                                                  \
+      T* out, const long long* row_offset, const long long* step, long long unit, long long n, \
+      double mean, double deviation, unsigned long long key) {                                 \
+    normal(out, row_offset, step, unit, n, mean, deviation, key);                              \
+  }
+DRAW(f32, float)
+DRAW(f64, double)

@@ -91,6 +91,29 @@ FIND(f64, double)
 FIND(i32, int)
 FIND(i64, long long)
 
+// Sums up to each element, from the first or from the last; a thread per row.
+template <typename T>
+__device__ inline void sum_up(T* __restrict__ out, const T* __restrict__ x, long long outer,
+                              long long length, long long inner, int is_reversed) {
+  for (long long i = first_index(); i < outer * inner; i += stride_of_grid()) {
+    const long long first = i / inner * length * inner + i % inner;
+    T sum = 0;
+    for (long long j = 0; j < length; ++j) {
+      const long long at = first + (is_reversed ? length - 1 - j : j) * inner;
+      out[at] = sum += x[at];
+    }
+  }
+}
+#define SUM_UP(suffix, T)                                                                          \
+  extern "C" __global__ void cumsum_##suffix(T* out, const T* x, long long outer,                  \
+                                             long long length, long long inner, int is_reversed) { \
+    sum_up(out, x, outer, length, inner, is_reversed);                                             \
+  }
+SUM_UP(f32, float)
+SUM_UP(f64, double)
+SUM_UP(i32, int)
+SUM_UP(i64, long long)
+
 // Adds the sum of squares to out[0], for norms of gradients; one block.
 template <typename T>
 __device__ inline void add_squares(double* out, const T* __restrict__ x, long long n) {

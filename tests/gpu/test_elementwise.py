@@ -39,13 +39,15 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "maximum": np.maximum,
     "minimum": np.minimum,
     "divide": np.divide,
+    "floor_divide": np.floor_divide,
+    "remainder": np.remainder,
     "power": lambda x, y: np.power(np.abs(x), y),
     "relu_gradient": lambda x, y: np.where(y > 0, x, 0),
 }
 COMPARE = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 OF_INTEGERS = (
     *("negative", "absolute", "sign", "square"),
-    *("add", "subtract", "multiply", "maximum", "minimum"),
+    *("add", "subtract", "multiply", "maximum", "minimum", "floor_divide", "remainder"),
 )
 TOLERANCE = {"f32": 2e-6, "f64": 1e-13, "i32": 0, "i64": 0}
 
@@ -84,7 +86,8 @@ def test_functions_of_two_operands(name: str, suffix: str) -> None:
     for n in SIZES:
         x, y = drawn(suffix, n), drawn(suffix, n, 1)
         x = np.abs(x) + SUFFIXES[suffix](1) if name == "power" else x
-        y = y + SUFFIXES[suffix](20) if name == "divide" else y
+        if name in ("divide", "floor_divide", "remainder"):
+            y = np.copysign(np.abs(y) + 20, y).astype(x.dtype)
         out = np.empty_like(x)
         run("elementwise", f"{name}_{suffix}", out, x, y, np.int64(n), CONTIGUOUS)
         tolerance = 40 if name == "power" else 1
@@ -119,6 +122,43 @@ def test_logical_functions() -> None:
         np.testing.assert_array_equal(out, getattr(np, name)(x, y))
     run("elementwise", "logical_not_b8", out, x, np.int64(4), CONTIGUOUS)
     np.testing.assert_array_equal(out, ~x)
+
+
+def test_functions_of_bits() -> None:
+    for kind, suffix in ((np.int32, "i32"), (np.int64, "i64"), (bool, "b8")):
+        x: np.ndarray = np.random.default_rng(0).integers(-9, 9, 37).astype(kind)
+        y: np.ndarray = np.random.default_rng(1).integers(-9, 9, 37).astype(kind)
+        out = np.empty_like(x)
+        for name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
+            run("elementwise", f"{name}_{suffix}", out, x, y, np.int64(37), CONTIGUOUS)
+            np.testing.assert_array_equal(out, getattr(np, name)(x, y))
+        run("elementwise", f"invert_{suffix}", out, x, np.int64(37), CONTIGUOUS)
+        np.testing.assert_array_equal(out, ~x)
+    run("elementwise", "logical_xor_b8", out, x, y, np.int64(37), CONTIGUOUS)
+    np.testing.assert_array_equal(out, x ^ y)
+
+
+@pytest.mark.parametrize("suffix", ["f32", "f64"])
+def test_functions_of_special_numbers(suffix: str) -> None:
+    x: np.ndarray = np.array([0, -0.0, 1, -np.inf, np.inf, np.nan, 1e-40, 3e38], SUFFIXES[suffix])
+    out = np.empty(x.size, bool)
+    for name in ("isnan", "isinf", "isfinite"):
+        run("elementwise", f"{name}_{suffix}", out, x, np.int64(x.size), CONTIGUOUS)
+        np.testing.assert_array_equal(out, getattr(np, name)(x))
+    y, got = np.array([3, 3, 0, 2, -2, 2, -2, -7], x.dtype), np.empty_like(x)
+    for name in ("floor_divide", "remainder"):
+        run("elementwise", f"{name}_{suffix}", got, x, y, np.int64(x.size), CONTIGUOUS)
+        with np.errstate(all="ignore"):
+            np.testing.assert_allclose(got, getattr(np, name)(x, y), 1e-6)
+
+
+@pytest.mark.parametrize("suffix", ["i32", "i64"])
+def test_integers_divided_by_nothing_are_nothing(suffix: str) -> None:
+    x: np.ndarray = np.array([5, -7, 0], SUFFIXES[suffix])
+    y: np.ndarray = np.array([0, -1, 0], SUFFIXES[suffix])
+    out = np.empty_like(x)
+    run("elementwise", f"floor_divide_{suffix}", out, x, y, np.int64(3), CONTIGUOUS)
+    np.testing.assert_array_equal(out, [0, 7, 0])
 
 
 def test_inputs_broadcast() -> None:
@@ -161,6 +201,14 @@ def test_casts(start: str, to: str) -> None:
     np.testing.assert_array_equal(out, x.astype(SUFFIXES[to]))
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.int16, np.uint16, np.uint32])
+def test_narrow_integers_become_indices(kind: Any) -> None:
+    x = np.random.default_rng(0).integers(0, 255, 37).astype(kind)
+    out, name = np.empty(37, np.int64), f"{x.dtype.kind}{8 * x.itemsize}"
+    run("copy", f"cast_{name}_i64", out, x, np.int64(37), CONTIGUOUS)
+    np.testing.assert_array_equal(out, x)
+
+
 def test_casts_to_half_types_round_to_even() -> None:
     x = np.concatenate(
         [drawn("f32", 1000), np.array([1e5, np.inf, np.nan, 1 + 2**-11, 0], np.float32)]
@@ -178,3 +226,6 @@ def test_casts_to_half_types_round_to_even() -> None:
     np.testing.assert_array_equal(short[~np.isnan(x)], rounded[~np.isnan(x)])
     run("copy", "cast_bf16_f32", back, short, np.int64(x.size), CONTIGUOUS)
     np.testing.assert_array_equal(back, (short.astype(np.uint32) << 16).view(np.float32))
+    run("elementwise", "round_to_bfloat16_f32", half := np.empty_like(x), x,
+        np.int64(x.size), CONTIGUOUS)  # fmt: skip
+    np.testing.assert_array_equal(half, back)

@@ -17,7 +17,10 @@ pytestmark = [
     pytest.mark.skipif(launch.has_driver(), reason="only host builds can be sanitized"),
 ]
 LIBRARIES = {"address,undefined": "libasan.so", "thread": "libtsan.so"}
-TESTS = ["tests/gpu/test_elementwise.py", "tests/gpu/test_rows.py", "tests/gpu/test_optimizers.py"]
+TESTS = [
+    f"tests/gpu/test_{kernels}.py"
+    for kernels in ("elementwise", "rows", "optimizers", "gather", "images")
+]
 
 
 def run(sanitizers: str, *command: str) -> Any:

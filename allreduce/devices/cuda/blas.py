@@ -72,6 +72,8 @@ class Handle:
         sizes: tuple[int, int, int],
         operands: tuple[tuple[int, int, int], ...],
         batch: int,
+        *,
+        adds: bool = False,
     ) -> None:
         """Compute column-major `C = op(A) op(B)`, for each matrix of a batch.
 
@@ -82,9 +84,10 @@ class Handle:
             operands: Address, leading dimension and step from matrix to matrix of A, B and C, in
                 elements.
             batch: How many products.
+            adds: Whether they are added to C.
         """
         data, compute, scalar = _KINDS[dtype]
-        one, zero = scalar(1.0), scalar(0.0)
+        one, kept = scalar(1.0), scalar(1.0 if adds else 0.0)
         (a, lda, step_a), (b, ldb, step_b), (c, ldc, step_c) = operands
         m, n, k = (ctypes.c_int(size) for size in sizes)
         long, at = ctypes.c_longlong, ctypes.c_void_p
@@ -92,7 +95,7 @@ class Handle:
             "cublasGemmStridedBatchedEx",
             *(self._handle, *transposes, m, n, k, ctypes.byref(one)),
             *(at(a), data, ctypes.c_int(lda), long(step_a)),
-            *(at(b), data, ctypes.c_int(ldb), long(step_b), ctypes.byref(zero)),
+            *(at(b), data, ctypes.c_int(ldb), long(step_b), ctypes.byref(kept)),
             *(at(c), data, ctypes.c_int(ldc), long(step_c)),
             *(ctypes.c_int(batch), compute, _DEFAULT),
         )

@@ -21,6 +21,17 @@ from allreduce.devices.integers import integer
 from allreduce.devices.names import DeviceName
 from allreduce.errors import OutOfMemoryError, ShapeError, UsageError
 
+# What kernels find wrong in their inputs, and go on.
+_FLAWS = {
+    "label": (
+        "the label in row {place} of the replica's batch, on {device}, is negative, or not below "
+        "the number of classes; its loss is NaN"
+    ),
+    "index": (
+        "the index at place {place} of its tensor's elements, on {device}, is out of range; what "
+        "it takes is NaN"
+    ),
+}
 _COPIES = "host-to-device"  # the stream of copies that the host waits for
 
 
@@ -90,7 +101,7 @@ class CudaDevice(Device):
         super().__init__(name)
         self.card = card
         self.enter = card.enter
-        self._wrong_row: Any = None
+        self._flaws: Any = None
 
     @property
     def usable(self) -> bool:
@@ -224,31 +235,35 @@ class CudaDevice(Device):
     def keep(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.array(array)  # pinned memory is scarce, and wanted for the next copies
 
-    def wrong_row(self) -> Any:
-        """Return where kernels note a row with a wrong label, counted from 1; 0 if none has one."""
-        if self._wrong_row is None:
-            self._wrong_row = self.allocate(4).array(np.int32, (1,))
-        return self._wrong_row
+    def flaw(self, kind: str) -> int:
+        """Return the address where kernels note the place of a wrong input, counted from 1.
+
+        Args:
+            kind: A key of `_FLAWS`.
+        """
+        if self._flaws is None:
+            self._flaws = self.allocate(4 * len(_FLAWS)).array(np.int32, (len(_FLAWS),))
+        return arrays.pointer(self._flaws) + 4 * list(_FLAWS).index(kind)
 
     def check(self) -> None:
-        """Raise an error if a kernel has met a wrong label.
+        """Raise an error if a kernel has met a wrong label or index.
 
         Raises:
-            UsageError: It has; names the row.
+            UsageError: It has; names the place.
         """
-        if self._wrong_row is None:
+        if self._flaws is None:
             return
         on = self._stream(None)
-        staged = self.host_empty((1,), np.int32)
-        self.copy(staged, self._wrong_row)
-        if row := int(staged[0]):
-            self.enter()
-            call(api.cuMemsetD8Async, arrays.pointer(self._wrong_row), 0, 4, on.handle)
-            on.synchronize()
-            raise UsageError(
-                f"the label in row {row - 1} of the replica's batch, on {self.name.local}, is "
-                "negative, or not below the number of classes; its loss is NaN"
-            )
+        staged = self.host_empty((len(_FLAWS),), np.int32)
+        self.copy(staged, self._flaws)
+        if not staged.any():
+            return
+        self.enter()
+        call(api.cuMemsetD8Async, arrays.pointer(self._flaws), 0, staged.nbytes, on.handle)
+        on.synchronize()
+        found = {kind: int(place) for kind, place in zip(_FLAWS, staged, strict=True) if place}
+        kind, place = next(iter(found.items()))
+        raise UsageError(_FLAWS[kind].format(place=place - 1, device=self.name.local))
 
     def synchronize(self) -> None:
         """Block the calling thread until the work on its own streams is finished.

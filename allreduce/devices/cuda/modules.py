@@ -15,7 +15,7 @@ import numpy as np
 
 from allreduce.devices.cuda.driver import api, call
 from allreduce.devices.cuda.streams import current_stream
-from allreduce.errors import InternalError
+from allreduce.errors import InternalError, UnsupportedError
 
 BLOCK = 256  # threads
 _MOST_BLOCKS = 1 << 14  # kernels go on in strides of the whole grid
@@ -92,7 +92,10 @@ def _load(card: Any, source: str, name: str) -> Any:
     module = _module(card, source)
     status, function = api.cuModuleGetFunction(module, name.encode())
     if status:
-        raise InternalError(f"kernels/cuda/{source}.cu has no kernel {name!r} ({status.name})")
+        raise UnsupportedError(
+            f"GPUs have no kernel for these types (kernels/cuda/{source}.cu has no {name!r}): cast "
+            'them, or place this operation on ar.device("CPU:0")'
+        )
     return function
 
 

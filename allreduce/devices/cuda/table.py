@@ -8,18 +8,29 @@ from __future__ import annotations
 
 _UNARY = (
     *("negative", "absolute", "sign", "floor", "exp", "log", "log1p", "expm1", "sin", "cos"),
-    *("sqrt", "square", "relu", "tanh", "sigmoid", "erf", "logical_not"),
+    *("sqrt", "square", "relu", "tanh", "sigmoid", "erf"),
+    *("invert", "round_to_bfloat16"),
 )
 _BINARY = (
     *("add", "subtract", "multiply", "divide", "power", "maximum", "minimum"),
-    *("relu_gradient", "logical_and", "logical_or"),
+    *("relu_gradient", "floor_divide", "remainder", "bitwise_and", "bitwise_or", "bitwise_xor"),
 )
-_COMPARE = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
+_LOGICAL = ("logical_and", "logical_or", "logical_xor", "logical_not")
+_COMPARE = (
+    *("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"),
+    *("isfinite", "isnan", "isinf"),
+)
+_POOLING = (
+    *("max_pool2d", "max_pool2d_gradient", "max_pool2d_chosen"),
+    *("average_pool2d", "average_pool2d_gradient"),
+)
 
 KERNELS: dict[str, tuple[str, str]] = {
     **dict.fromkeys(_UNARY, ("elementwise", "unary")),
     **dict.fromkeys(_BINARY, ("elementwise", "binary")),
     **dict.fromkeys(_COMPARE, ("elementwise", "compare")),
+    **dict.fromkeys(_LOGICAL, ("elementwise", "logical")),
+    **dict.fromkeys(_POOLING, ("images", "pooling")),
     "where": ("elementwise", "where"),
     "clip": ("elementwise", "clip"),
     "cast": ("copies", "cast"),
@@ -42,6 +53,26 @@ KERNELS: dict[str, tuple[str, str]] = {
     "sparse_softmax_cross_entropy_gradient": ("rows", "sparse_loss"),
     "softmax_cross_entropy": ("rows", "loss"),
     "softmax_cross_entropy_gradient": ("rows", "loss"),
+    "cumsum": ("reduce", "cumsum"),
+    "take": ("gather", "take"),
+    "scatter_add": ("gather", "scatter_add"),
+    "take_along_axis": ("gather", "along_axis"),
+    "add_along_axis": ("gather", "along_axis"),
+    "one_hot": ("gather", "one_hot"),
+    "top_k_indices": ("gather", "top_k_indices"),
+    "order": ("gather", "order"),
+    "concatenate": ("gather", "concatenate"),
+    "pad": ("gather", "pad"),
+    "unslice": ("gather", "unslice"),
+    "own_rows": ("gather", "rows"),
+    "among_rows": ("gather", "rows"),
+    "conv2d": ("images", "conv2d"),
+    "conv2d_images": ("images", "conv2d_images"),
+    "conv2d_kernel": ("images", "conv2d_kernel"),
+    "normalize": ("normalize", "normalize"),
+    "normalize_gradient": ("normalize", "normalize"),
+    "uniform": ("random", "deviates"),
+    "normal": ("random", "deviates"),
     "dropout": ("random", "dropout"),
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 from allreduce.devices.cuda.arrays import pointer
 from allreduce.devices.cuda.kernels.layout import STRIDED, strided, suffix
 from allreduce.devices.cuda.modules import blocks, launch
+from allreduce.devices.cuda.streams import current_stream
 
 Kernel = Callable[[Any, Sequence[Any], Mapping[str, Any]], None]
 _POINTERS = {1: "P P", 2: "P P P", 3: "P P P P"}
@@ -44,6 +45,28 @@ def compare(operator: str) -> Kernel:
 
 
 where = unary
+
+
+def logical(operator: str) -> Kernel:
+    """Return the kernel of a function of truth values; numbers are true unless they are 0."""
+
+    def kernel(out: Any, inputs: Sequence[Any], _: Mapping[str, Any]) -> None:
+        _run(f"{operator}_b8", out, [_truth(x) for x in inputs])
+
+    return kernel
+
+
+def _truth(x: Any) -> Any:
+    if x.dtype == bool:
+        return x
+    found = current_stream().device.scratch(x.shape, bool)
+    name = f"cast_{suffix(x.dtype)}_b8"
+    if x.size:
+        launch(
+            *("copy", name, blocks(x.size), f"P P q {STRIDED}"),
+            *(pointer(found), pointer(x), x.size, strided(x.shape, [x])),
+        )
+    return found
 
 
 def clip(operator: str) -> Kernel:

@@ -35,8 +35,15 @@ CONTIGUOUS = bytes(8 * (1 + _RANKS + _INPUTS * _RANKS))
 
 
 def suffix(dtype: np.dtype[Any]) -> str:
-    """Return the end of a kernel's name for a dtype."""
-    return _SUFFIXES[str(dtype)]
+    """Return the end of a kernel's name for a dtype.
+
+    Raises:
+        UnsupportedError: No kernel takes it.
+    """
+    found = _SUFFIXES.get(str(dtype))
+    if found is None:
+        raise UnsupportedError(f'GPUs have no kernels for {dtype}: use ar.device("CPU:0")')
+    return found
 
 
 def strided(shape: tuple[int, ...], inputs: Sequence[Any]) -> bytes:
@@ -114,4 +121,13 @@ def copy(out: Any, x: Any) -> None:
         launch(
             *("copy", f"copy_{out.dtype.itemsize}", blocks(out.size), f"P P q {STRIDED}"),
             *(pointer(out), pointer(x), out.size, strided(out.shape, [x])),
+        )
+
+
+def place(out: Any, x: Any) -> None:
+    """Copy an array to a view of its shape and dtype, which may have gaps."""
+    if out.size:
+        launch(
+            *("copy", f"place_{out.dtype.itemsize}", blocks(out.size), f"P P q {STRIDED}"),
+            *(pointer(out), pointer(x), out.size, strided(out.shape, [x, out])),
         )

@@ -1,9 +1,12 @@
-"""Dropout: the same draws as on CPUs."""
+"""Random numbers: the same draws as on CPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
+
+import numpy as np
 
 from allreduce.devices.cuda.arrays import pointer
 from allreduce.devices.cuda.kernels import layout
@@ -30,3 +33,31 @@ def dropout(_: str) -> Kernel:
         )
 
     return kernel
+
+
+def deviates(operator: str) -> Kernel:
+    """Return the kernel that draws uniform or normal numbers."""
+
+    def kernel(out: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> None:
+        if not out.size:
+            return
+        numbers = _evenly(out.dtype, attrs) if operator == "uniform" else _normally(attrs)
+        unit = attrs["rows_per_sample"] * prod(out.shape[1:])
+        launch(
+            *("random", f"{operator}_{suffix(out.dtype)}", blocks(out.size)),
+            f"P P P q q{' d' * len(numbers)} Q",
+            *(pointer(out), *map(pointer, inputs), unit, out.size, *numbers, attrs["key"]),
+        )
+
+    return kernel
+
+
+def _evenly(dtype: np.dtype[Any], attrs: Mapping[str, Any]) -> list[float]:
+    """Return the bounds' lower one and distance, and the largest number to draw."""
+    low, high = attrs["low"], attrs["high"]
+    least, end = dtype.type(low), dtype.type(high)
+    return [low, high - low, float(np.nextafter(end, least) if high > low else end)]
+
+
+def _normally(attrs: Mapping[str, Any]) -> list[float]:
+    return [attrs["mean"], attrs["stddev"]]

@@ -108,3 +108,19 @@ def chosen(operator: str) -> Kernel:
         )
 
     return kernel
+
+
+def cumsum(operator: str) -> Kernel:
+    """Return the kernel that adds up along an axis, to each element the ones before it."""
+
+    def kernel(out: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> None:
+        if not out.size:
+            return
+        x, axis = layout.in_order(current_stream().device, inputs[0]), attrs["axis"]
+        outer, inner = prod(x.shape[:axis]), prod(x.shape[axis + 1 :])
+        launch(
+            *("reduce", f"{operator}_{suffix(x.dtype)}", blocks(outer * inner), "P P q q q i"),
+            *(pointer(out), pointer(x), outer, x.shape[axis], inner, int(attrs["reverse"])),
+        )
+
+    return kernel

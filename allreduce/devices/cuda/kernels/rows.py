@@ -8,6 +8,7 @@ from typing import Any
 from allreduce.devices.cuda.arrays import pointer
 from allreduce.devices.cuda.kernels import layout
 from allreduce.devices.cuda.kernels.elementwise import Kernel
+from allreduce.devices.cuda.kernels.gather import integers
 from allreduce.devices.cuda.kernels.layout import suffix
 from allreduce.devices.cuda.modules import launch
 from allreduce.devices.cuda.streams import current_stream
@@ -63,8 +64,10 @@ def sparse_loss(operator: str) -> Kernel:
 
     def kernel(out: Any, inputs: Sequence[Any], _: Mapping[str, Any]) -> None:
         device = current_stream().device
-        plain = [layout.in_order(device, x) for x in inputs]
+        *others, labels, logits = inputs
+        plain = [layout.in_order(device, x) for x in (*others, logits)]
+        plain.insert(-1, integers(labels))
         name = f"{_NAMES[operator]}_{suffix(out.dtype)}_{suffix(plain[-2].dtype)}"
-        _run(name, out, plain, inputs[-1].shape, pointer(device.wrong_row()))
+        _run(name, out, plain, logits.shape, device.flaw("label"))
 
     return kernel

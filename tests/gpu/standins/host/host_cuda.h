@@ -86,6 +86,9 @@ inline int __float_as_int(float f) {
 inline unsigned __umulhi(unsigned a, unsigned b) {
   return static_cast<unsigned>(std::uint64_t{a} * b >> 32);
 }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
+}
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 template <class T>
 inline T __ldg(const T* p) {
