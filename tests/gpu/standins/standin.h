@@ -5,6 +5,7 @@
 
 extern "C" {
 int standin_current_device();             // of this thread; -1: none
+void standin_enter(int device);           // makes its context this thread's
 int standin_physical_device(int device);  // the number without CUDA_VISIBLE_DEVICES
 int standin_stream_device(void* stream);  // -1: no such stream
 // Enqueues `work(data)`; what it returns is an error of the driver that comes to light later.

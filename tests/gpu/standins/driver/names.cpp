@@ -89,6 +89,11 @@ int standin_current_device() {
   return current.empty() || !current.back() ? -1 : current.back()->device;
 }
 
+void standin_enter(int device) {
+  Lock lock(driver().mutex);
+  current = {driver().contexts[static_cast<std::size_t>(device)].get()};
+}
+
 int standin_physical_device(int device) {
   return driver().visible[static_cast<std::size_t>(device)];
 }
