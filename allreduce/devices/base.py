@@ -106,6 +106,8 @@ class Device(ABC):
 
     Attributes:
         reads_host: Whether its work can use arrays in the host's memory directly.
+        guards: Called before a value of the device reaches the host; they raise if the work behind
+            it has failed without a trace in the value.
     """
 
     reads_host = False
@@ -115,6 +117,7 @@ class Device(ABC):
             raise UsageError(f"a device needs a complete name; {str(name)!r} leaves fields open")
         self.name = name
         self.memory = Budget(str(name))
+        self.guards: list[Callable[[], None]] = []
         self._own: dict[str, Stream] = {}
         self._owning = threading.Lock()
 
@@ -200,6 +203,11 @@ class Device(ABC):
 
     def check(self) -> None:  # noqa: B027  # few kinds of devices find errors late
         """Raise what the device's finished work has found wrong in its inputs."""
+
+    def confirm(self) -> None:
+        """Raise what `guards` find, before a value of finished work reaches the host."""
+        for guard in list(self.guards):
+            guard()
 
     def constant(self, value: npt.NDArray[Any]) -> Any:
         """Return a host array as one that the device's work can use and nothing changes."""

@@ -140,7 +140,11 @@ class Inventory:
     def read(self, array: Any) -> npt.NDArray[Any]:
         """Copy an array of any device to new host memory."""
         device = None if type(array) is np.ndarray else self.owner(array)
-        copied: npt.NDArray[Any] = array.copy() if device is None else device.read(array)
+        if device is None:
+            copied: npt.NDArray[Any] = array.copy()
+            return copied
+        copied = device.read(array)
+        device.confirm()
         return copied
 
     def write(self, target: Any, value: Any) -> None:

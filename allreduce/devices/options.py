@@ -128,9 +128,10 @@ def set_pipelining(enabled: bool) -> None:
 def set_strict_collectives(enabled: bool) -> None:
     """Choose whether members compare each call of arrays on GPUs before it is enqueued.
 
-    NCCL does not find out that members made different calls, and waits for ever. With this, all of
-    them raise a MismatchError that names both calls; it costs one message per call. Choose it on
-    all ranks. Calls of arrays on the host are always compared.
+    NCCL does not find out that members made different calls, and waits for ever. Members therefore
+    compare them in the background, and raise a MismatchError that names both calls. With this, no
+    call starts before it was compared; it costs one message per call. Choose it on all ranks. Calls
+    of arrays on the host are always compared before they start.
     """
     _replace(strict_collectives=_flag("strict_collectives", enabled))
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -154,45 +152,6 @@ def test_results_are_numpys(
 
 def test_messages_arrive(found: list[dict[str, object]]) -> None:
     assert [each["message"] for each in found if "message" in each] == [SECOND]
-
-
-FAILING = """
-import os, sys
-import numpy as np
-import allreduce as ar
-from allreduce import devices
-
-ar.config.set_strict_collectives("strict" in sys.argv)
-comm, gpu = ar.init(timeout=30), devices.lookup("GPU:0")
-x = gpu.allocate(16).array(np.float32, (4,))
-comm.all_reduce(x)
-try:
-    if comm.rank:
-        if "dies" in sys.argv:
-            os._exit(3)
-        comm.all_reduce(x[:3])
-    comm.all_reduce(x)
-except ar.AllreduceError as error:
-    print(f"{type(error).__name__}: {error}", flush=True)
-    os._exit(0)
-"""
-
-
-def _failing(folder: Path, *how: str) -> str:
-    script = folder / "failing.py"
-    script.write_text(FAILING)
-    command = [sys.executable, "-m", "allreduce.run", "-n", "2", str(script), *how]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100).stdout
-
-
-def test_a_dead_member_is_named(tmp_path: Path) -> None:
-    assert re.search(r"PeerLostError: .*rank 0: rank 1 .*is gone", _failing(tmp_path, "dies"))
-
-
-def test_different_calls_are_named_on_both_ranks(tmp_path: Path) -> None:
-    said = _failing(tmp_path, "strict")
-    assert said.count("MismatchError") == 2
-    assert said.count("float32[3]") == said.count("float32[4]") == 2
 
 
 @pytest.mark.parametrize(("call", "text"), WRONG.items())

@@ -22,7 +22,14 @@ from allreduce.comm.calls.members import MemberInfo
 from allreduce.comm.calls.plan import Plan
 from allreduce.comm.core.locks import taken, within
 from allreduce.devices import Device
-from allreduce.errors import AllreduceError, ClosedError, TimeoutError, UsageError, is_interrupt
+from allreduce.errors import (
+    AllreduceError,
+    ClosedError,
+    Finding,
+    TimeoutError,
+    UsageError,
+    is_interrupt,
+)
 
 _ABOUT_SECONDS = 0.5  # between a thread's start of a call and its wait
 _LOOK_SECONDS = 0.002
@@ -231,6 +238,10 @@ class Transport(ABC):
             reason: The cause, for the others' messages.
             interrupted: Whether an interrupt such as Ctrl-C is the cause.
         """
+
+    def end(self, finding: Finding) -> None:
+        """As `abort`, for a fault that was found outside; the others raise the finding's error."""
+        self.abort(str(finding), interrupted=finding.interrupted)
 
     @abstractmethod
     def close(self, drain: bool) -> None:

@@ -330,13 +330,19 @@ class NativeTransport(Transport, Generic[N]):
             return dead(self._reporter.where, str(self._failure), self._finding)
 
     def abort(self, reason: str, *, interrupted: bool = False) -> None:
-        if self.inherited:
-            return
-        finding = Finding("aborted", reason, interrupted=interrupted)
+        if not self.inherited:
+            finding = Finding("aborted", reason, interrupted=interrupted)
+            self._abort(finding, f"this member aborted it: {reason}")
+
+    def end(self, finding: Finding) -> None:
+        if not self.inherited:
+            self._abort(finding, str(finding))
+
+    def _abort(self, finding: Finding, text: str) -> None:
         self._kill(encode(finding))
         with self._lock:
             if self._failure is None:
-                self._failure, self._finding = f"this member aborted it: {reason}", finding
+                self._failure, self._finding = text, finding
 
     def close_inherited(self) -> None:
         self._lock = threading.RLock()  # another thread of the parent may hold it

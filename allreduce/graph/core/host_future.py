@@ -34,6 +34,7 @@ class HostFuture:
         """Wait for the copy; returns the array."""
         self._event.synchronize()
         if self._device is not None:
+            self._device.confirm()
             self._device.check()
             self._array = self._device.keep(self._array)
             self._device = None

@@ -41,7 +41,7 @@ from allreduce.comm.transports.hierarchical.levels import (
 from allreduce.comm.transports.hierarchical.plan import plan_hierarchical
 from allreduce.comm.transports.hierarchical.wait_monitor import WaitMonitor
 from allreduce.comm.transports.tcp.transport import TcpWork
-from allreduce.errors import ClosedError, UsageError
+from allreduce.errors import ClosedError, Finding, UsageError
 
 # A wait in mpi also drives the host's calls, which need this thread; tcp calls need none.
 _URGENCY = ("mpi", "shared", "tcp")
@@ -289,6 +289,10 @@ class HierarchicalTransport(Transport):
         self._control.abort(reason, interrupted=interrupted)
         self._end()
 
+    def end(self, finding: Finding) -> None:
+        self._control.end(finding)
+        self._end()
+
     def close(self, drain: bool) -> None:
         if self._control.inherited:
             return
@@ -333,6 +337,10 @@ class HierarchicalWork(Work):
     @property
     def settled(self) -> bool:
         return self.complete or self._transport.ended
+
+    def absent(self) -> list[int]:
+        """Return the members that it may wait for."""
+        return self._transport._absent(self)
 
     def done(self) -> bool:
         if not self.complete:

@@ -16,7 +16,7 @@ from allreduce.comm.calls.call import Call
 from allreduce.comm.core.transport import PreparedOnDevice
 from allreduce.comm.transports.nccl import library
 from allreduce.devices import COLLECTIVE, Device, Event
-from allreduce.errors import InternalError, TimeoutError
+from allreduce.errors import ClosedError, InternalError, TimeoutError
 
 _LOOK_SECONDS = 0.0005  # between looks at an unfinished call
 
@@ -33,8 +33,8 @@ class NcclMember:
         rank: This one.
         identifier: The communicator's.
         where: A prefix for messages.
-        timeout: Seconds that making it may take.
-        check: Raises if a member is known to be lost.
+        timeout: Seconds that making it, or enqueuing a call, may take.
+        check: Raises if the communicator has failed.
     """
 
     def __init__(
@@ -49,32 +49,36 @@ class NcclMember:
     ) -> None:
         self.device, self.size, self.rank = device, size, rank
         self.where = where
+        self._timeout, self._check = timeout, check
         self.stream: Any = device.own(COLLECTIVE)
         self.aborted = False
         self._lock = threading.RLock()
         self._order = _enqueuing.setdefault(id(self.stream), threading.RLock())
         self._enter()
         self.handle = library.begin(size, rank, identifier)
-        self._settle(timeout, "make a communicator", check)
+        self._settle("make a communicator")
 
     def _enter(self) -> None:
         enter: Callable[[], None] = getattr(self.device, "enter")  # noqa: B009  # of GPUs
         enter()
 
-    def _settle(self, timeout: float, what: str, check: Callable[[], None]) -> None:
-        """Wait until NCCL has finished what it does in the background."""
-        until = time.monotonic() + timeout
+    def _settle(self, what: str) -> None:
+        """Wait until NCCL has finished what it does in the background.
+
+        A call is on the stream only then: the first one may have to connect members.
+        """
+        until = time.monotonic() + self._timeout
         while (status := self.status()) == "InProgress":
             if time.monotonic() >= until:
                 self.abort()
                 raise TimeoutError(
-                    f"{self.where}: NCCL did not {what} within {timeout:g} s; "
+                    f"{self.where}: NCCL did not {what} within {self._timeout:g} s; "
                     "NCCL_DEBUG=INFO shows what it waits for"
                 )
-            check()
+            self._check()
             time.sleep(_LOOK_SECONDS)
         if status:
-            detail = api.get_last_error(self.handle)
+            detail = self._last_error()
             self.abort()
             raise InternalError(f"{self.where}: NCCL could not {what}: {status} ({detail})")
 
@@ -82,6 +86,10 @@ class NcclMember:
         """Return "" while it works, or the name of NCCL's asynchronous error."""
         with self._lock:
             return "" if self.aborted else library.status(self.handle)
+
+    def _last_error(self) -> str:
+        with self._lock:
+            return "" if self.aborted else str(api.get_last_error(self.handle))
 
     @contextmanager
     def enqueuing(self, ordered: bool) -> Iterator[None]:
@@ -104,19 +112,31 @@ class NcclMember:
             ordered: Whether the stream is behind the work that they depend on already.
         """
         with self.enqueuing(ordered):
-            operators = [self._operator(each.call, each.factor) for each in calls]
-            try:
-                with _group() if len(calls) > 1 else nullcontext():
-                    for each, op in zip(calls, operators, strict=True):
-                        start = _CALLS[each.call.collective]
-                        start(self, each.call, _address(each.x), _address(each.out), op)
-            finally:
-                for each, op in zip(calls, operators, strict=True):
-                    if each.factor != 1.0:
-                        api.red_op_destroy(op, self.handle)
+            with self._lock:  # no thread may abort it meanwhile
+                operators = self._enqueue(calls)
+            self._settle("enqueue a call")
+            with self._lock:
+                self._destroy(operators)
             arrays = [array for each in calls for array in (each.x, each.out)]
             ended: Event = self.stream.hold(*arrays)
             return ended
+
+    def _enqueue(self, calls: Sequence[PreparedOnDevice]) -> list[int]:
+        """Make the calls; returns the operators that were made for them."""
+        if self.aborted:
+            self._check()
+            raise ClosedError(f"{self.where}: the communicator was aborted")
+        operators = [self._operator(each.call, each.factor) for each in calls]
+        with _group() if len(calls) > 1 else nullcontext():
+            for each, op in zip(calls, operators, strict=True):
+                start = _CALLS[each.call.collective]
+                start(self, each.call, _address(each.x), _address(each.out), op)
+        return [op for each, op in zip(calls, operators, strict=True) if each.factor != 1.0]
+
+    def _destroy(self, operators: Sequence[int]) -> None:
+        for op in operators:
+            if not self.aborted:
+                api.red_op_destroy(op, self.handle)
 
     def _operator(self, call: Call, factor: float) -> int:
         if factor == 1.0:
@@ -127,8 +147,9 @@ class NcclMember:
     def abort(self) -> None:
         """Free whoever is stuck in it; no further call is made."""
         with self._lock:
-            if not self.aborted:
+            if not self.aborted and getattr(self.device, "usable", True):
                 self.aborted = True
+                self._enter()
                 api.comm_abort(self.handle)
 
     def close(self) -> None:

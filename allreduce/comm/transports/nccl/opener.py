@@ -34,8 +34,18 @@ def open_nccl(
             f"[nccl] {world.called()}: transport 'nccl' is for GPUs, but {absence('GPU')}"
         )
     opened = control(world, local_members, name=name, timeout=timeout)
-    lives = world.check_lives if world.size > 1 else _nobody_else
-    return [NcclTransport(each, name, timeout, lives) for each in opened]
+    if world.size == 1:  # one program makes all members' calls
+        return [NcclTransport(each, None, name, timeout, _nobody_else) for each in opened]
+    try:
+        planes = control(world, local_members, name=f"{name}/calls", timeout=timeout)
+    except BaseException:
+        for each in opened:
+            each.close(drain=False)
+        raise
+    return [
+        NcclTransport(each, plane, name, timeout, world.check_lives)
+        for each, plane in zip(opened, planes, strict=True)
+    ]
 
 
 def _nobody_else(seconds: float) -> None:

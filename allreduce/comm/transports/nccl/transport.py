@@ -21,22 +21,17 @@ from allreduce.comm.calls.members import MemberInfo
 from allreduce.comm.calls.plan import Plan
 from allreduce.comm.core import progress
 from allreduce.comm.core.transport import PreparedOnDevice, Transport, Work
+from allreduce.comm.failures.reporter import group_text
+from allreduce.comm.transports.nccl import watchdog
+from allreduce.comm.transports.nccl.comparison import CallComparison, calls_text
 from allreduce.devices import Device, Event, options
-from allreduce.errors import (
-    ClosedError,
-    PeerLostError,
-    TimeoutError,
-    UnsupportedError,
-    everywhere,
-)
+from allreduce.errors import Finding, UnsupportedError, everywhere
 
 _IDENTITY_BYTES = 32  # of a GPU's UUID in hexadecimal digits
 _LEAVE = ("NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_HOSTID")  # variables that let members share a GPU
 _SPIN_SECONDS = 0.0005  # of a wait, without sleeping
 _SLEEP_SECONDS = 0.0002
-_NEWS_SECONDS = 1.0  # for the store to learn of a death that NCCL has seen
-_LIVES_SECONDS = 0.25  # between questions to the store about members that have died
-_CHECK_SECONDS = 0.05  # between looks at errors of NCCL and of other members
+_CHECK_SECONDS = 0.05  # between a wait's looks for failures
 
 
 class NcclTransport(Transport):
@@ -44,6 +39,8 @@ class NcclTransport(Transport):
 
     Args:
         control: Its member of the control plane.
+        plane: Its member of the communicator that compares calls; None if all members are in this
+            process.
         group: The communicator's name.
         timeout: Limit for any wait, in seconds.
         lives: Raises if a process has died, or its death becomes known within so many seconds.
@@ -52,13 +49,20 @@ class NcclTransport(Transport):
     name = "nccl"
 
     def __init__(
-        self, control: Transport, group: str, timeout: float, lives: Callable[[float], None]
+        self,
+        control: Transport,
+        plane: Transport | None,
+        group: str,
+        timeout: float,
+        lives: Callable[[float], None],
     ) -> None:
-        self.control = control
-        self._lives, self._asked = lives, 0.0
+        self.control, self._plane = control, plane
         self.index = control.index
         self.any_thread = control.any_thread
         self._group, self._timeout = group, timeout
+        self._where = f"[nccl] {group_text(group)}{self.called(self.index)}"
+        self._comparison = None if plane is None else CallComparison(plane, group, self._where)
+        self.watch = watchdog.Watch(control, self._comparison, self._where, timeout, lives)
         self._member: Any = None  # NcclMember
         self._making = threading.Lock()
 
@@ -95,9 +99,12 @@ class NcclTransport(Transport):
         self.admit()
         self.check_alive()
         member = self.member(calls[0].device)
+        text = calls_text(tuple(each.call for each in calls), tuple(each.factor for each in calls))
         if options.current().strict_collectives:
-            self._compare(", ".join(str(each.call) for each in calls))
-        return NcclWork(self, member.enqueue(calls, ordered=ordered), result)
+            self._compare(text)
+        number = 0 if self._comparison is None else self._comparison.add(calls)
+        event = member.enqueue(calls, ordered=ordered)
+        return NcclWork(self, self.watch.begin(event, text, number), result)
 
     def check_carries(self, where: str, call: Call) -> None:
         from allreduce.comm.transports.nccl import library
@@ -124,9 +131,12 @@ class NcclTransport(Transport):
         self._meet("broadcast", identifier, text)
         made = NcclMember(
             *(device, len(self.members), self.index, identifier),
-            *(f"[nccl] {self.called(self.index)}", self._timeout, self.check_alive),
+            *(self._where, self._timeout, self.check_alive),
         )
         self._meet("barrier", None, "finish it")
+        self.watch.member = made
+        watchdog.add(self.watch)
+        device.guards.append(self.watch.settle)
         return made
 
     def _check_apart(self, device: Device) -> None:
@@ -142,7 +152,7 @@ class NcclTransport(Transport):
             first, second = found.index(found[twice]), twice
             raise everywhere(
                 UnsupportedError(
-                    f"[nccl] {self.called(self.index)}: {self.called(first)} and "
+                    f"{self._where}: {self.called(first)} and "
                     f"{self.called(second)} use one GPU, which NCCL refuses; give each a GPU of "
                     "its own (one logical device for each physical one), or set "
                     "NCCL_MULTI_RANK_GPU_ENABLE=1 where NCCL supports it"
@@ -168,10 +178,13 @@ class NcclTransport(Transport):
 
     @property
     def dead(self) -> bool:
-        return self.control.dead
+        return self.watch.failed or self.control.dead
 
     def check_alive(self) -> None:
-        self.control.check_alive()
+        if self.dead:
+            self.watch.look()
+            self.watch.check()
+            self.control.check_alive()
 
     def empty(self, nbytes: int) -> NDArray[np.uint8]:
         return self.control.empty(nbytes)
@@ -180,73 +193,49 @@ class NcclTransport(Transport):
         self.control.abort(reason, interrupted=interrupted)
         self._free()
 
+    def end(self, finding: Finding) -> None:
+        self.control.end(finding)
+        self._free()
+
     def _free(self) -> None:
         """End NCCL's calls of a dead communicator, which would wait for ever."""
         if self._member is not None:
             self._member.abort()
 
     def close(self, drain: bool) -> None:
-        if self._member is not None:
-            if drain and not self.dead:
-                self._member.stream.synchronize()
-                self._member.close()
+        member, complete = self._member, drain and not self.dead
+        if member is not None:
+            if complete:
+                member.stream.synchronize()
+            self.watch.leave(complete)
+            if self.watch.settle in member.device.guards:
+                member.device.guards.remove(self.watch.settle)
+            if complete and not self.dead:
+                member.close()
             else:
                 self._free()
+        if self._plane is not None:
+            self._plane.close(drain=False)
         self.control.close(drain)
 
     def close_inherited(self) -> None:
         self._member = None  # CUDA does not work in a child made by fork
+        if self._plane is not None:
+            self._plane.close_inherited()
         self.control.close_inherited()
-
-    def watch(self, waited: float, timeout: float) -> None:
-        """Raise if NCCL or the control plane knows of a failure, or a wait took too long.
-
-        Raises:
-            PeerLostError: A member has died; or what else has ended the communicator.
-            TimeoutError: Members did not come in time.
-        """
-        if self.control.dead:
-            self._free()
-            self.control.check_alive()
-        status = self._member.status()
-        if status and status != "InProgress":
-            self._check_lives(_NEWS_SECONDS)
-            self._fail(f"NCCL reported {status}")
-        if time.monotonic() - self._asked > _LIVES_SECONDS:
-            self._asked = time.monotonic()
-            self._check_lives(0.0)
-        if waited > timeout:
-            self._fail(f"an NCCL call was not complete after {waited:.3g} s", late=True)
-
-    def _check_lives(self, seconds: float) -> None:
-        """Raise if the job has lost a member, or learns of it within `seconds`."""
-        try:
-            self._lives(seconds)
-        except PeerLostError as error:
-            self.abort(str(error))
-            raise
-
-    def _fail(self, reason: str, late: bool = False) -> None:
-        where = f"[nccl] {self.called(self.index)}"
-        self.abort(reason)
-        if late:
-            raise TimeoutError(
-                f"{where}: {reason}; a member has made another call or none. "
-                "NCCL_DEBUG=INFO and ar.config.set_strict_collectives(True) find which"
-            )
-        self.control.check_alive()
-        raise ClosedError(f"{where}: {reason}")
 
 
 class NcclWork(Work):
     """A call that was enqueued on a device."""
 
-    def __init__(self, transport: NcclTransport, event: Event, result: Callable[[], Any]) -> None:
-        self._transport, self._event, self._result = transport, event, result
+    def __init__(
+        self, transport: NcclTransport, call: watchdog.Enqueued, result: Callable[[], Any]
+    ) -> None:
+        self._transport, self._call, self._result = transport, call, result
 
     def event(self) -> Event:
         """Return the event of the call's end, for streams to wait for."""
-        return self._event
+        return self._call.event
 
     def synchronize(self, stream: Any) -> Any:
         """Have a stream wait for the call; the host does not. Returns the result.
@@ -254,30 +243,35 @@ class NcclWork(Work):
         Args:
             stream: A stream of the call's device.
         """
-        stream.wait(self._event)
+        stream.wait(self._call.event)
         return self._result()
 
     def done(self) -> bool:
-        if self._event.done():
-            return True
-        self._transport.watch(0.0, 1.0)
-        return False
+        if not self._call.event.done():
+            self._transport.check_alive()
+            return False
+        self._transport.watch.confirm(self._call)
+        return True
 
     def look(self) -> bool:
-        return self._event.done()
+        return self._call.event.done()
 
     @property
     def settled(self) -> bool:
-        return self._transport.dead or self._event.done()
+        return self._transport.dead or self._call.event.done()
 
     def finish(self, timeout: float | None) -> Any:
         limit = self._transport._timeout if timeout is None else timeout
+        watch, event = self._transport.watch, self._call.event
         began = checked = time.monotonic()
-        while not self._event.done():
+        while not event.done():
             now = time.monotonic()
-            if now - checked > _CHECK_SECONDS or now - began > limit:
+            if now - began > limit:
+                watch.give_up(self._call.text, now - began)
+            if now - checked > _CHECK_SECONDS:
                 checked = now
                 progress.make_progress()
-                self._transport.watch(now - began, limit)
+                self._transport.check_alive()
             time.sleep(0.0 if now - began < _SPIN_SECONDS else _SLEEP_SECONDS)
+        watch.confirm(self._call)
         return self._result()

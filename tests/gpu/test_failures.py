@@ -1,0 +1,128 @@
+"""Dead, stopped and disagreeing ranks on GPUs: the same culprit on all, under both launchers."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gpu import launch
+
+SIMULATED = pytest.mark.skipif(launch.has_driver(), reason="needs as many GPUs as ranks")
+RANKS = 3
+LAUNCHERS = {
+    "run": [sys.executable, "-m", "allreduce.run", "-n", str(RANKS)],
+    # Without its own end of the job when a rank has died, which may come before ranks can say why.
+    "mpirun": [
+        *(str(launch.ROOT / ".venv/bin/mpirun"), "-disable-auto-cleanup"),
+        *("-n", str(RANKS), sys.executable),
+    ],
+}
+
+FAILING = """
+import os, signal, sys, time
+from pathlib import Path
+import numpy as np
+import allreduce as ar
+from allreduce import devices
+
+folder, what = Path(sys.argv[1]), sys.argv[2]
+ar.config.set_strict_collectives(what == "differs, strict")
+comm, gpu = ar.init(timeout=3 if what == "stops" else 30), devices.lookup("GPU:0")
+x = gpu.allocate(16).array(np.float32, (4,))
+comm.all_reduce(x)
+pids = comm.all_gather_object(os.getpid())
+
+def call():
+    if comm.rank == 2:
+        if what == "dies":
+            os._exit(3)
+        if what == "stops":
+            (folder / "2").write_text("stopped")
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if what.startswith("differs"):
+            return comm.all_reduce(x[:3])
+        if what == "reads":  # no wait, only a value: the calls behind it are compared before
+            comm.all_reduce(x[:2], op="max", async_op=True)
+            return devices.read(x)
+    if what == "reads":
+        comm.all_reduce(x[:2], async_op=True)
+        return devices.read(x)
+    comm.all_reduce(x)
+
+try:
+    call()
+    said = "nothing"
+except ar.AllreduceError as error:
+    said = f"{type(error).__name__}: {error}"
+(folder / f"part.{comm.rank}").write_text(said)
+(folder / f"part.{comm.rank}").rename(folder / str(comm.rank))
+until = time.monotonic() + 20  # a launcher ends all ranks when the first one has ended
+while not all((folder / str(rank)).exists() for rank in range(2 + (what != "dies"))):
+    assert time.monotonic() < until
+    time.sleep(0.01)
+if what == "stops":
+    os.kill(pids[2], signal.SIGKILL)
+os._exit(0)
+"""
+
+
+def fail(folder: Path, launcher: str, what: str) -> list[str]:
+    """Run the ranks; returns what each said, if it could."""
+    script = folder / "failing.py"
+    script.write_text(FAILING)
+    environment = {**os.environ, "STANDIN_DEVICES": str(RANKS)}
+    if launcher == "mpirun":
+        environment["MPI4PY_LIBMPI"] = str(launch.ROOT / ".venv/lib/libmpi.so.12")
+    command = [*LAUNCHERS[launcher], str(script), str(folder), what]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    paths = [folder / str(rank) for rank in range(RANKS)]
+    said = [path.read_text() for path in paths if path.exists()]
+    assert len(said) >= 2, done.stderr[-3000:]
+    return said
+
+
+@SIMULATED
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_dead_rank_is_named_on_all(launcher: str, tmp_path: Path) -> None:
+    for rank, text in enumerate(fail(tmp_path, launcher, "dies")):
+        assert re.match(rf"PeerLostError: \[\w+\] rank {rank}: rank 2 ", text), text
+
+
+@SIMULATED
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_stopped_rank_is_named_on_all(launcher: str, tmp_path: Path) -> None:
+    for rank, text in enumerate(fail(tmp_path, launcher, "stops")[:2]):
+        assert text.startswith(f"TimeoutError: [nccl] rank {rank}: all_reduce(float32[4]"), text
+        assert re.search(r"rank 2 has not made it \(process \d+ is stopped", text), text
+
+
+@SIMULATED
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("what", ["differs", "reads"])
+def test_different_calls_are_found_without_strict_mode(
+    what: str, launcher: str, tmp_path: Path
+) -> None:
+    found = fail(tmp_path, launcher, what)
+    assert len(found) == RANKS
+    calls = {
+        "differs": ["all_reduce(float32[4], op='sum')", "all_reduce(float32[3], op='sum')"],
+        "reads": ["all_reduce(float32[2], op='sum')", "all_reduce(float32[2], op='max')"],
+    }[what]
+    for rank, text in enumerate(found):
+        assert text.startswith(f"MismatchError: [nccl] rank {rank}: call #2 on GPUs differs"), text
+        for call, culprit in zip(calls, ("rank 0", "rank 2"), strict=True):
+            assert re.search(rf"{re.escape(call)} at \S*failing.py:\d+ on {culprit}", text), text
+
+
+@SIMULATED
+def test_strict_mode_compares_before_a_call_is_enqueued(tmp_path: Path) -> None:
+    found = fail(tmp_path, "run", "differs, strict")
+    for text in found:
+        assert text.startswith("MismatchError"), text
+        assert "float32[4]" in text, text
+        assert "float32[3]" in text, text
