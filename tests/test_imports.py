@@ -26,6 +26,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("reduction",),
     ("graph",),
     ("optim", "data"),
+    ("parameters",),
     ("callbacks",),
     ("training",),
     ("nn",),

@@ -60,7 +60,7 @@ def encode(graph: Graph) -> pb.Graph:
     encoder = _Encoder()
     message = encoder.graph(graph)
     message.variables.extend(_described(each) for each in encoder.variables)
-    message.rules.extend(pb.Rule(config=_sendable(each)) for each in encoder.rules)
+    message.rules.extend(pb.Rule(config=sendable(each)) for each in encoder.rules)
     return message
 
 
@@ -130,7 +130,7 @@ def configured(rule: UpdateRule | Configuration) -> str:
         raise UsageError(f"{type(rule).__name__} cannot be sent to another task: {error}") from None
 
 
-def _sendable(rule: UpdateRule | Configuration) -> str:
+def sendable(rule: UpdateRule | Configuration) -> str:
     """Describe an optimizer for another task, which must be able to make it of that.
 
     Raises:

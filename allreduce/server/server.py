@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import secrets
 import sys
 import time
@@ -22,6 +23,7 @@ from allreduce.devices.options import start_logging
 from allreduce.errors import JoinError, PeerLostError, TimeoutError, UnsupportedError, UsageError
 from allreduce.events import logger
 from allreduce.graph.partition.tasks import task_name
+from allreduce.parameters.service import ParameterService
 from allreduce.server import task_pb2 as pb
 from allreduce.server import task_pb2_grpc
 from allreduce.server.channel import Channel
@@ -75,6 +77,7 @@ class Server:
             self.cluster, self.task, self._secret, self._handle, self._lose
         )
         self.worker = Worker(self.task, self.connections.channel)
+        self.parameters = ParameterService()
         self.service = Service(self.worker, self.connections, self.generation, self._secret)
         self._grpc = self._serve(address)
         self.connections.start()
@@ -162,6 +165,7 @@ class Server:
 
     def _lose(self, name: str, why: str) -> None:
         self.worker.lose(name, why)
+        self.parameters.lose(name)
 
     def _handle(self, channel: Channel, frame: pb.Frame, arrays: Sequence[np.ndarray]) -> None:
         kind = frame.kind
@@ -171,14 +175,19 @@ class Server:
             self.worker.abort(frame.handle, frame.step, PeerLostError(frame.error))
         elif kind == pb.Frame.RELEASE:
             self.worker.release([frame.handle])
-        elif kind in _ANSWERS:
+        elif kind in _ANSWERS or kind == pb.Frame.CALL:
             self._answer(channel, frame, arrays)
 
     def _answer(self, channel: Channel, frame: pb.Frame, arrays: Sequence[np.ndarray]) -> None:
         reply = pb.Frame(kind=pb.Frame.DONE, request=frame.request)
         results: Sequence[np.ndarray] = ()
         try:
-            results = _ANSWERS[frame.kind](self, frame, arrays, reply)
+            if frame.kind == pb.Frame.CALL:
+                fields = json.loads(frame.json)
+                found, results = self.parameters.call(channel.peer, frame.method, fields, arrays)
+                reply.json = json.dumps(found)
+            else:
+                results = _ANSWERS[frame.kind](self, frame, arrays, reply)
         except Exception as error:  # reaches the client, which raises it
             reply = failure(error, frame.request)
         with contextlib.suppress(PeerLostError):  # the client is gone

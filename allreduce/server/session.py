@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -413,9 +413,7 @@ class Session:
         if reply.frame is None:
             raise PeerLostError(f"[server] {channel.peer} is lost: {reply.lost}")
         if reply.frame.kind == pb.Frame.FAILED:
-            error = _raised(reply.frame.error_kind, reply.frame.error)
-            error.add_note(f"raised by {channel.peer}:\n{''.join(reply.frame.names)}")
-            raise error
+            raise_failure(reply.frame, channel.peer)
         return reply.frame, reply.arrays
 
     def _take(self, channel: Channel, frame: pb.Frame, arrays: Sequence[np.ndarray]) -> None:
@@ -464,6 +462,13 @@ def _has_failed(reply: Answer) -> bool:
 
 def _initial(variable: Variable) -> np.ndarray:
     return variable.storage[0] if variable.initial is None else variable.initial
+
+
+def raise_failure(frame: pb.Frame, task: str) -> NoReturn:
+    """Raise the error that a task has answered with, and its traceback as a note."""
+    error = _raised(frame.error_kind, frame.error)
+    error.add_note(f"raised by {task}:\n{''.join(frame.names)}")
+    raise error
 
 
 def _raised(kind: str, text: str) -> AllreduceError:

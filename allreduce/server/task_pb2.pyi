@@ -291,7 +291,7 @@ class Record(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., fields: _Optional[_Mapping[str, Value]] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("kind", "request", "handle", "step", "edge", "source", "destination", "rows", "names", "error", "error_kind", "arrays", "if_missing")
+    __slots__ = ("kind", "request", "handle", "step", "edge", "source", "destination", "rows", "names", "error", "error_kind", "arrays", "if_missing", "method", "json")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         HEARTBEAT: _ClassVar[Frame.Kind]
@@ -305,6 +305,7 @@ class Frame(_message.Message):
         RELEASE: _ClassVar[Frame.Kind]
         TASKS: _ClassVar[Frame.Kind]
         LEAVE: _ClassVar[Frame.Kind]
+        CALL: _ClassVar[Frame.Kind]
     HEARTBEAT: Frame.Kind
     RUN: Frame.Kind
     DONE: Frame.Kind
@@ -316,6 +317,7 @@ class Frame(_message.Message):
     RELEASE: Frame.Kind
     TASKS: Frame.Kind
     LEAVE: Frame.Kind
+    CALL: Frame.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
@@ -329,6 +331,8 @@ class Frame(_message.Message):
     ERROR_KIND_FIELD_NUMBER: _ClassVar[int]
     ARRAYS_FIELD_NUMBER: _ClassVar[int]
     IF_MISSING_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
     kind: Frame.Kind
     request: int
     handle: str
@@ -342,4 +346,6 @@ class Frame(_message.Message):
     error_kind: str
     arrays: _containers.RepeatedCompositeFieldContainer[Array]
     if_missing: bool
-    def __init__(self, kind: _Optional[_Union[Frame.Kind, str]] = ..., request: _Optional[int] = ..., handle: _Optional[str] = ..., step: _Optional[int] = ..., edge: _Optional[int] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., rows: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., error: _Optional[str] = ..., error_kind: _Optional[str] = ..., arrays: _Optional[_Iterable[_Union[Array, _Mapping]]] = ..., if_missing: bool = ...) -> None: ...
+    method: str
+    json: str
+    def __init__(self, kind: _Optional[_Union[Frame.Kind, str]] = ..., request: _Optional[int] = ..., handle: _Optional[str] = ..., step: _Optional[int] = ..., edge: _Optional[int] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., rows: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., error: _Optional[str] = ..., error_kind: _Optional[str] = ..., arrays: _Optional[_Iterable[_Union[Array, _Mapping]]] = ..., if_missing: bool = ..., method: _Optional[str] = ..., json: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,93 @@
+"""Which gradients a synchronous update takes.
+
+Source: Chen et al., Revisiting distributed synchronous SGD (2016), section 3: with backup workers,
+an update takes the first gradients that come, and drops the others.
+"""
+
+from __future__ import annotations
+
+
+class Aggregation:
+    """Counts the shares of one synchronous update after the other. Not safe for several threads.
+
+    Args:
+        size: The number of gradients in an update (`replicas_to_aggregate`).
+        total: The number of workers that compute at a time (`total_replicas`); those above `size`
+            are backups.
+        first: The number of the first update.
+
+    Attributes:
+        update: The number of the update under way, which is also the version of the parameters.
+        latest: The latest update that is over; -1 for none.
+        needed: How many gradients it takes; 0 before `begin`.
+        dropped: How many gradients came too late.
+    """
+
+    def __init__(self, size: int, total: int, first: int = 0) -> None:
+        self.size, self.total = size, total
+        self.update, self.latest = first, -1
+        self.needed = 0
+        self.dropped = 0
+        self._accepted: dict[int, str] = {}  # the worker of each share of the update
+        self._done: set[int] = set()  # those of them that all servers have
+
+    @property
+    def has_backups(self) -> bool:
+        return self.total > self.size
+
+    @property
+    def accepted(self) -> int:
+        """The number of gradients that the update has taken."""
+        return len(self._accepted)
+
+    def begin(self, left: int) -> None:
+        """Begin an update, if none is under way.
+
+        Args:
+            left: How many shares there are at most.
+        """
+        self.needed = self.needed or min(self.size, left)
+
+    def is_accepted(self, share: int) -> bool:
+        """Return whether a share is in the update, maybe by a worker that has died."""
+        return share in self._accepted
+
+    def claim(self, worker: str, share: int, update: int) -> bool:
+        """Take a gradient into the update, or drop it.
+
+        Args:
+            worker: Who has computed it.
+            share: Its number, unique in the update.
+            update: The update whose parameters it was computed with.
+        """
+        fits = update == self.update
+        if fits and (share in self._accepted or len(self._accepted) < self.needed):
+            self._accepted[share] = worker
+            return True
+        self.dropped += 1
+        return False
+
+    def finish(self, share: int) -> bool:
+        """Note that all servers have a share's gradient; returns whether the update is over."""
+        if share in self._accepted:
+            self._done.add(share)
+        if not self.needed or len(self._done) < self.needed:
+            return False
+        self.latest = self.update
+        self.update += 1
+        self.needed = 0
+        self._accepted.clear()
+        self._done.clear()
+        return True
+
+    def lose(self, worker: str, *, again: bool) -> None:
+        """Note that a worker has died.
+
+        Args:
+            worker: Its name.
+            again: Whether others compute its shares again; they stay in the update then, as some
+                servers may have their gradients. Else any other gradient can take the place.
+        """
+        for share in [s for s, w in self._accepted.items() if w == worker and s not in self._done]:
+            if not again:
+                del self._accepted[share]

@@ -1,0 +1,339 @@
+"""Deal out the rows of one call of `fit` among the workers that live.
+
+The rows of an epoch are cut into parts. A worker asks for one, works on it, and reports its sums
+with the next question. The parts of a worker that dies go to others. When all parts of an epoch are
+done, every worker learns the sums, from which it computes the same History.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from allreduce.data import split_rows
+from allreduce.parameters.aggregation import Aggregation
+
+TRAIN, VALIDATE = "train", "validate"
+_PARTS = 32  # of an epoch, for each worker: a dead one repeats little, and asking costs little
+
+
+@dataclass(frozen=True, slots=True)
+class FitSpec:
+    """What `fit` has to do; equal on all workers.
+
+    Attributes:
+        rows: The number of training samples.
+        tests: The number of validation samples.
+        batch_size: Rows of a step; of all shares of an update together if updates are synchronous.
+        test_batch_size: Rows of a step of validation.
+        first: The first epoch.
+        epochs: The one behind the last.
+        steps: The number of batches in an epoch; 0 for one pass over the rows.
+        validated: The epochs after which to validate.
+        micro_batches: The number of batches in an update of one worker.
+        may_stop: Whether callbacks may end the training, so that workers wait for the chief's word.
+    """
+
+    rows: int
+    tests: int
+    batch_size: int
+    test_batch_size: int
+    first: int
+    epochs: int
+    steps: int = 0
+    validated: tuple[int, ...] = ()
+    micro_batches: int = 1
+    may_stop: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data, which `of_json` reads."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, found: dict[str, Any]) -> FitSpec:
+        """Make what `as_json` described."""
+        return cls(**{**found, "validated": tuple(found["validated"])})
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Sums over samples, as workers' reports add them up."""
+
+    names: list[Any] = field(default_factory=list)
+    arrays: list[np.ndarray] = field(default_factory=list)
+
+    def add(self, names: list[Any], arrays: Sequence[np.ndarray]) -> None:
+        if not self.arrays:
+            self.names, self.arrays = names, [np.array(each, np.float64) for each in arrays]
+            return
+        for total, each in zip(self.arrays, arrays, strict=True):
+            total += each
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a worker does next.
+
+    Attributes:
+        what: "train" or "validate" a part, "epoch" to learn an epoch's sums, "wait", or "end".
+        fields: The part, or the number of the epoch, as plain data.
+        arrays: The sums of an epoch.
+    """
+
+    what: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    arrays: list[np.ndarray] = field(default_factory=list)
+
+
+class Fit:
+    """One call of `fit` of all workers; safe to use from several threads.
+
+    Args:
+        spec: What to do.
+        workers: The number of workers in the cluster.
+        aggregation: What synchronous updates take; None if updates are asynchronous.
+    """
+
+    def __init__(self, spec: FitSpec, workers: int, aggregation: Aggregation | None = None) -> None:
+        self.spec, self._workers, self._aggregation = spec, workers, aggregation
+        self.epoch = spec.first
+        self._phase = TRAIN
+        self._results: list[dict[str, _Sums]] = []  # of the epochs that are over
+        self._sums: dict[str, _Sums] = {}
+        self._stopping = False
+        self._has_chief = True  # whether the chief lives
+        self._answered = spec.first  # epochs after which the chief has said whether to go on
+        self._changed = threading.Condition()
+        self._begin(TRAIN)
+
+    # --- parts ---
+
+    def _begin(self, phase: str) -> None:
+        self._phase = phase
+        self._sums[phase] = _Sums()
+        self._parts = self._cut(phase) if self.epoch < self.spec.epochs else []
+        self._queue = deque(range(len(self._parts)))
+        self._dealt: dict[int, str] = {}
+        self._left = len(self._parts)
+
+    def _cut(self, phase: str) -> list[tuple[int, int, int]]:
+        """Return the parts of the epoch: the number of the pass, the first row and the end."""
+        spec = self.spec
+        if phase == VALIDATE:
+            return [(0, low, high) for low, high in _blocks(spec.tests, spec.test_batch_size)]
+        batches = list(_blocks(spec.rows, spec.batch_size))
+        numbers = range(len(batches))
+        if spec.steps:
+            done = (self.epoch - spec.first) * spec.steps
+            numbers = range(done, done + spec.steps)
+        found = []
+        for number in numbers:
+            turn, place = divmod(number, len(batches))
+            low, high = batches[place]
+            if self._aggregation is None:
+                found.append((turn, low, high))
+                continue
+            for rows in split_rows(high - low, self._aggregation.size):
+                if rows:
+                    found.append((turn, low, low + rows))
+                low += rows
+        return found if self._aggregation is not None else _joined(found, self._batches_per_part())
+
+    def _batches_per_part(self) -> int:
+        spec = self.spec
+        batches = spec.steps or -(-spec.rows // spec.batch_size)
+        fair = max(1, batches // (_PARTS * self._workers))
+        return -(-fair // spec.micro_batches) * spec.micro_batches
+
+    # --- questions ---
+
+    def next(
+        self, worker: str, seen: int, *, is_chief: bool, stops: bool, timeout: float
+    ) -> Answer:
+        """Return what a worker does next; waits up to `timeout` seconds for something.
+
+        Args:
+            worker: Its name.
+            seen: The first epoch whose sums it has not been told.
+            is_chief: Whether it is the chief, whose callbacks decide.
+            stops: Whether its callbacks have asked to stop the training.
+            timeout: In seconds.
+        """
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            if is_chief:
+                self._has_chief, self._answered = True, max(self._answered, seen)
+                self._stopping |= stops
+                self._changed.notify_all()
+            while True:
+                found = self._answer(worker, seen)
+                left = deadline - time.monotonic()
+                if found is not None or left <= 0:
+                    return found or Answer("wait")
+                self._changed.wait(left)
+
+    def _answer(self, worker: str, seen: int) -> Answer | None:
+        while not self._left and self.epoch < self.spec.epochs:
+            self._advance()
+        if seen < self.epoch:
+            return self._told(seen)
+        if self.spec.may_stop and self._has_chief and self._answered < self.epoch:
+            return None
+        if self._stopping or self.epoch >= self.spec.epochs:
+            return Answer("end")
+        return self._deal(worker)
+
+    def _advance(self) -> None:
+        """Go on to the validation, or to the next epoch."""
+        if self._phase == TRAIN and self.epoch in self.spec.validated:
+            self._begin(VALIDATE)
+            return
+        self._results.append(self._sums)
+        self._sums = {}
+        self.epoch += 1
+        self._begin(TRAIN)
+
+    def _told(self, epoch: int) -> Answer:
+        arrays: list[np.ndarray] = []
+        fields: dict[str, Any] = {"epoch": epoch}
+        for phase, sums in self._results[epoch - self.spec.first].items():
+            fields[phase] = sums.names
+            arrays += sums.arrays
+        return Answer("epoch", fields, arrays)
+
+    def _deal(self, worker: str) -> Answer | None:
+        syncs = self._aggregation if self._phase == TRAIN else None
+        if syncs is not None:
+            syncs.begin(self._left)
+        if not self._queue or (syncs is not None and not self._may_deal(syncs)):
+            return None
+        number = self._queue.popleft()
+        self._dealt[number] = worker
+        turn, low, high = self._parts[number]
+        fields = {"epoch": self.epoch, "part": number, "turn": turn, "start": low, "stop": high}
+        if syncs is not None:
+            fields |= {"update": syncs.update, "of": syncs.needed, "after": syncs.latest}
+            fields["asks"] = syncs.has_backups
+            if not syncs.has_backups:  # it will certainly be taken
+                syncs.claim(worker, number, syncs.update)
+        return Answer(self._phase, fields)
+
+    def _may_deal(self, syncs: Aggregation) -> bool:
+        """Return whether another share may be computed for the update under way."""
+        if syncs.is_accepted(self._queue[0]):  # its worker has died
+            return True
+        busy = sum(not syncs.is_accepted(each) for each in self._dealt)
+        return syncs.accepted + busy < (syncs.total if syncs.has_backups else syncs.needed)
+
+    # --- reports ---
+
+    def claim(self, worker: str, part: int, update: int) -> bool:
+        """Ask whether a share's gradient is taken; if not, the share is dealt out again."""
+        with self._changed:
+            assert self._aggregation is not None
+            mine = self._dealt.get(part) == worker
+            if mine and self._aggregation.claim(worker, part, update):
+                return True
+            if mine:
+                self._return(part)
+            return False
+
+    def finish(
+        self, worker: str, part: int, epoch: int, names: list[Any], arrays: Sequence[np.ndarray]
+    ) -> bool:
+        """Add a worker's sums over a part; returns False if the part was dealt to another one."""
+        with self._changed:
+            if epoch != self.epoch or self._dealt.get(part) != worker:
+                return False
+            del self._dealt[part]
+            self._left -= 1
+            self._sums[self._phase].add(names, arrays)
+            if self._aggregation is not None and self._phase == TRAIN:
+                self._aggregation.finish(part)
+            self._changed.notify_all()
+            return True
+
+    def lose(self, worker: str, *, is_chief: bool) -> int:
+        """Deal a dead worker's parts to others; returns how many there are."""
+        with self._changed:
+            parts = [part for part, owner in self._dealt.items() if owner == worker]
+            if self._aggregation is not None and self._phase == TRAIN:
+                self._aggregation.lose(worker, again=True)
+            for part in parts:
+                self._return(part)
+            self._has_chief &= not is_chief  # nobody waits for the word of a dead one
+            self._changed.notify_all()
+            return len(parts)
+
+    def _return(self, part: int) -> None:
+        del self._dealt[part]
+        self._queue.appendleft(part)
+        self._changed.notify_all()
+
+    # --- checkpoints ---
+
+    def state(self) -> tuple[dict[str, Any], list[np.ndarray]]:
+        """Describe what is done as plain data and arrays; parts under way count as not done."""
+        with self._changed:
+            sums = [*self._results, self._sums]
+            fields = {
+                "spec": self.spec.as_json(),
+                "workers": self._workers,
+                "epoch": self.epoch,
+                "phase": self._phase,
+                "undone": sorted({*self._queue, *self._dealt}),
+                "names": [{phase: each.names for phase, each in found.items()} for found in sums],
+                "sizes": [
+                    {phase: len(each.arrays) for phase, each in found.items()} for found in sums
+                ],
+            }
+            arrays = [a.copy() for found in sums for each in found.values() for a in each.arrays]
+            return fields, arrays
+
+    @classmethod
+    def restored(
+        cls,
+        fields: dict[str, Any],
+        arrays: Sequence[np.ndarray],
+        aggregation: Aggregation | None = None,
+    ) -> Fit:
+        """Make the call that `state` described."""
+        made = cls(FitSpec.of_json(fields["spec"]), fields["workers"], aggregation)
+        made.epoch = made._answered = fields["epoch"]
+        made._begin(fields["phase"])
+        rest, found = iter(arrays), []
+        for names, sizes in zip(fields["names"], fields["sizes"], strict=True):
+            found.append(
+                {
+                    phase: _Sums(names[phase], [next(rest) for _ in range(size)])
+                    for phase, size in sizes.items()
+                }
+            )
+        *made._results, made._sums = found
+        made._queue = deque(fields["undone"])
+        made._left = len(made._queue)
+        return made
+
+
+def _blocks(rows: int, size: int) -> list[tuple[int, int]]:
+    return [(low, min(low + size, rows)) for low in range(0, rows, size)]
+
+
+def _joined(batches: list[tuple[int, int, int]], most: int) -> list[tuple[int, int, int]]:
+    """Join up to `most` neighbouring batches of one pass to a part."""
+    found: list[tuple[int, int, int]] = []
+    joined = 0
+    for turn, low, high in batches:
+        if joined and joined < most and found[-1][0] == turn:
+            found[-1] = turn, found[-1][1], high
+            joined += 1
+        else:
+            found.append((turn, low, high))
+            joined = 1
+    return found

@@ -1,0 +1,280 @@
+"""The methods of a parameter server that workers call: one dispatch, without a network.
+
+Every `ps` task has a service. It keeps its parts of arenas (`ParameterStore`). The service of task
+0 also knows the workers, deals out rows (`Fit`), and decides what a synchronous update takes
+(`Aggregation`).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from allreduce.errors import MismatchError, UsageError
+from allreduce.events import counted, logger
+from allreduce.optim import registry
+from allreduce.parameters.aggregation import Aggregation
+from allreduce.parameters.dealing import Fit, FitSpec
+from allreduce.parameters.partition import Part
+from allreduce.parameters.store import ParameterStore
+
+Arrays = Sequence[np.ndarray]
+Reply = tuple[dict[str, Any], Arrays]
+
+WAIT_SECONDS = 1.0  # that a call may wait for something, before the worker asks again
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A worker, as task 0 knows it.
+
+    Attributes:
+        task: Its name, such as "worker:1".
+        is_chief: Whether it is the chief.
+    """
+
+    task: str
+    is_chief: bool
+
+
+class ParameterService:
+    """Answers workers' calls; safe to use from several threads.
+
+    Every method takes the caller's name, small plain arguments and arrays, and returns plain
+    results and arrays. The result {"unknown": True} says that this server does not have what the
+    call is about, as it has restarted: the worker then sends what is missing, and calls again.
+    """
+
+    def __init__(self) -> None:
+        self._stores: dict[str, ParameterStore] = {}
+        self._workers: dict[str, _Worker] = {}
+        self._fits: dict[int, Fit] = {}
+        self._seed: int | None = None
+        self._settings: dict[str, Any] | None = None
+        self._aggregation: Aggregation | None = None
+        self._changed = threading.Condition()
+
+    def call(self, caller: str, method: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
+        """Run one method.
+
+        Raises:
+            UsageError: There is no such method.
+        """
+        found = _METHODS.get(method)
+        if found is None:
+            raise UsageError(f"[parameter server] there is no method {method!r}")
+        return found(self, caller, fields, arrays)
+
+    def lose(self, caller: str) -> None:
+        """Note that a worker's connection has ended: others get its rows."""
+        with self._changed:
+            worker = self._workers.pop(caller, None)
+            fits = list(self._fits.values())
+            if worker is None:
+                return
+            if self._aggregation is not None:
+                self._aggregation.lose(caller, again=False)
+            self._changed.notify_all()
+        parts = sum(fit.lose(caller, is_chief=worker.is_chief) for fit in fits)
+        logger.info(
+            "[parameter server] %s has gone%s",
+            *(worker.task, f"; others get {counted(parts, 'part')} of its rows" if parts else ""),
+        )
+
+    # --- membership ---
+
+    def _join(self, caller: str, fields: Mapping[str, Any], _: Arrays) -> Reply:
+        """Let a worker in; all have the settings and the seed of the first one."""
+        settings = fields["settings"]
+        with self._changed:
+            if self._settings is None:
+                self._settings = settings
+                if settings["update"] == "sync":
+                    sizes = settings["replicas_to_aggregate"], settings["total_replicas"]
+                    # Higher than before a restart: other servers know the earlier numbers.
+                    self._aggregation = Aggregation(*sizes, first=time.time_ns() // 1_000_000)
+            different = [n for n, value in settings.items() if self._settings.get(n) != value]
+            if different:
+                name = different[0]
+                raise MismatchError(
+                    f"[parameter server] {fields['task']}: ParameterServerStrategy has {name}="
+                    f"{settings[name]!r} here but {self._settings.get(name)!r} on the worker that "
+                    "came first; pass the same arguments on all workers"
+                )
+            if self._seed is None:
+                self._seed = fields["seed"]
+            elif fields["seed_is_set"] and self._seed != fields["seed"]:
+                raise MismatchError(
+                    f"[parameter server] {fields['task']} has seed {fields['seed']}, but others "
+                    f"have {self._seed}; call ar.set_seed with one number on all workers"
+                )
+            self._workers[caller] = _Worker(fields["task"], fields["is_chief"])
+            self._changed.notify_all()
+            return {"seed": self._seed}, ()
+
+    def _status(self, _: str, __: Mapping[str, Any], ___: Arrays) -> Reply:
+        """Report the workers that live, and the counts of updates."""
+        with self._changed:
+            stores = {
+                key: {
+                    "updates": store.version,
+                    "elements": store.part.size,
+                    "staleness": sorted(store.staleness.items()),
+                    "late": store.dropped,
+                }
+                for key, store in self._stores.items()
+            }
+            workers = sorted(each.task for each in self._workers.values())
+            dropped = 0 if self._aggregation is None else self._aggregation.dropped
+            return {"workers": workers, "stores": stores, "dropped": dropped}, ()
+
+    # --- stores ---
+
+    def _register(self, _: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
+        """Make a store, or find it; with arrays, give values to one that has none."""
+        key, part = fields["store"], Part.of_json(fields["part"])
+        with self._changed:
+            store = self._stores.get(key)
+            if store is None:
+                optimizer = registry.deserialize(json.loads(fields["optimizer"]), {})
+                store = ParameterStore(part, optimizer, fields["dtype"], fields["servers"])
+                self._stores[key] = store
+            elif store.part != part:
+                raise MismatchError(
+                    f"[parameter server] {fields['task']} describes other variables than the "
+                    "worker that came first; make the same model on all workers"
+                )
+            if arrays and not store.has_values:
+                parameters, *slots = arrays
+                store.set(
+                    parameters, dict(zip(fields["slots"], slots, strict=True)), fields["version"]
+                )
+                store.source = f"the values of {fields['task']}"
+                self._changed.notify_all()
+        ready = store.initialised(WAIT_SECONDS)
+        return {"ready": ready, "version": store.version, "source": store.source}, ()
+
+    def _known(self, key: str) -> ParameterStore | None:
+        store = self._stores.get(key)
+        return store if store is not None and store.has_values else None
+
+    def _push(self, caller: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
+        """Update with gradients at once; returns the new parameters."""
+        store = self._known(fields["store"])
+        if store is None:
+            return {"unknown": True}, ()
+        (gradients,) = arrays
+        stale = store.push(gradients, fields["count"], fields["seen"], caller, fields["number"])
+        return {"version": store.version, "stale": stale}, (store.parameters,)
+
+    def _contribute(self, _: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
+        """Add a share to a synchronous update."""
+        store = self._known(fields["store"])
+        if store is None:
+            return {"unknown": True}, ()
+        store.contribute(
+            arrays[0], fields["count"], fields["update"], fields["share"], fields["of"]
+        )
+        return {}, ()
+
+    def _pull(self, _: str, fields: Mapping[str, Any], __: Arrays) -> Reply:
+        """Return the parameters, if they are newer."""
+        store = self._known(fields["store"])
+        if store is None:
+            return {"unknown": True}, ()
+        store.settle(fields["after"])
+        version = store.version  # before the values, which may be newer
+        newer = version != fields["seen"]
+        return {"version": version}, (store.parameters,) if newer else ()
+
+    def _configure(self, _: str, fields: Mapping[str, Any], __: Arrays) -> Reply:
+        """Change the optimizer's settings."""
+        store = self._known(fields["store"])
+        if store is None:
+            return {"unknown": True}, ()
+        store.configure(registry.deserialize(json.loads(fields["optimizer"]), {}))
+        return {}, ()
+
+    def _assign(self, _: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
+        """Set the parameters."""
+        store = self._known(fields["store"])
+        if store is None:
+            return {"unknown": True}, ()
+        store.set(arrays[0], {}, store.version + 1)
+        return {"version": store.version}, ()
+
+    def _slots(self, _: str, fields: Mapping[str, Any], __: Arrays) -> Reply:
+        """Return copies of the slots."""
+        store = self._known(fields["store"])
+        if store is None:
+            return {"unknown": True}, ()
+        found, version = store.snapshot()
+        names = [name for name in found if name != "parameters"]
+        return {"names": names, "version": version}, [found[name] for name in names]
+
+    # --- fit ---
+
+    def _begin(self, _: str, fields: Mapping[str, Any], __: Arrays) -> Reply:
+        """Begin a call of `fit`; the chief does, and the others wait for that."""
+        number = fields["fit"]
+        given = FitSpec.of_json(fields["spec"])
+        with self._changed:
+            if number not in self._fits and fields["is_chief"]:
+                self._fits[number] = Fit(given, fields["workers"], self._aggregation)
+                self._changed.notify_all()
+            if not self._changed.wait_for(lambda: number in self._fits, WAIT_SECONDS):
+                return {"wait": True}, ()
+            fit = self._fits[number]
+        if fit.spec != given:
+            raise MismatchError(
+                f"[parameter server] fit on {fields['task']} has {given}, but the chief "
+                f"{fit.spec}; "
+                "pass the same arguments on all workers"
+            )
+        return {"epoch": fit.epoch}, ()
+
+    def _next(self, caller: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
+        """Report what a worker has done, and return what it does next."""
+        fit = self._fits.get(fields["fit"])
+        if fit is None or caller not in self._workers:
+            return {"unknown": True}, ()
+        done = fields.get("done")
+        if done is not None:
+            fit.finish(caller, done["part"], done["epoch"], done["names"], arrays)
+        answer = fit.next(
+            caller,
+            fields["seen"],
+            is_chief=fields["is_chief"],
+            stops=fields["stops"],
+            timeout=WAIT_SECONDS,
+        )
+        return {"what": answer.what, **answer.fields}, answer.arrays
+
+    def _claim(self, caller: str, fields: Mapping[str, Any], _: Arrays) -> Reply:
+        """Ask whether a synchronous update takes a gradient."""
+        fit = self._fits.get(fields["fit"])
+        if fit is None:
+            return {"unknown": True}, ()
+        return {"taken": fit.claim(caller, fields["part"], fields["update"])}, ()
+
+
+_METHODS: Mapping[str, Callable[[ParameterService, str, Mapping[str, Any], Arrays], Reply]] = {
+    "join": ParameterService._join,
+    "status": ParameterService._status,
+    "register": ParameterService._register,
+    "push": ParameterService._push,
+    "contribute": ParameterService._contribute,
+    "pull": ParameterService._pull,
+    "configure": ParameterService._configure,
+    "assign": ParameterService._assign,
+    "slots": ParameterService._slots,
+    "begin": ParameterService._begin,
+    "next": ParameterService._next,
+    "claim": ParameterService._claim,
+}

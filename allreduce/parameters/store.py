@@ -1,0 +1,215 @@
+"""One server's part of an arena: parameters, slots, and the updates of both.
+
+Asynchronous updates follow Dean et al., Large scale distributed deep networks (NIPS 2012), section
+4.1. Synchronous ones take the first gradients of each update, and drop later ones: Chen et al.,
+Revisiting distributed synchronous SGD (2016), section 3.1.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from allreduce.errors import ShapeError, UnsupportedError
+from allreduce.optim.base import Optimizer
+from allreduce.parameters.partition import Part
+
+_ALIGNMENT = 64  # bytes
+_MOST_STALENESS = 100  # larger numbers are counted together
+
+
+class ParameterStore:
+    """A part of an arena and its optimizer; safe to use from several threads.
+
+    Args:
+        part: The part.
+        optimizer: The optimizer, which belongs to the store from here on.
+        dtype: The arena's dtype.
+        servers: The number of servers that hold parts of the arena.
+
+    Attributes:
+        version: The number of updates so far.
+        has_values: Whether parameters have been set or loaded.
+        source: Where their first values came from, for messages.
+        staleness: How many gradients were so many updates old when they were applied.
+        dropped: The number of gradients that came too late for their synchronous update.
+    """
+
+    def __init__(self, part: Part, optimizer: Optimizer, dtype: Any, servers: int = 1) -> None:
+        self.part, self.optimizer, self.dtype = part, optimizer, np.dtype(dtype)
+        self.parameters = _zeros(part.size, self.dtype)
+        self.slots = {name: _zeros(part.size, self.dtype) for name in optimizer.all_slots}
+        self.version = 0
+        self.has_values = False
+        self.source = ""
+        self.staleness: Counter[int] = Counter()
+        self.dropped = 0
+        self._servers = servers
+        self._sums: np.ndarray | None = None  # of the synchronous update that is under way
+        self._count = 0.0
+        self._shares: set[int] = set()  # of that update, which have come
+        self._current = -1  # that update
+        self._applied = -1  # the latest one that is over
+        self._latest: dict[str, int] = {}  # each worker's latest gradient
+        self._changed = threading.Condition()
+        self._bind()
+
+    def _bind(self) -> None:
+        spans = [(path, slice(low, high)) for path, low, high in self.part.spans]
+        self._update = self.optimizer.bucket_update(spans)
+
+    def configure(self, optimizer: Optimizer) -> None:
+        """Go on with another optimizer of the same slots, as after a change of its settings."""
+        with self._changed:
+            optimizer.iterations = self.version
+            self.optimizer = optimizer
+            self._bind()
+
+    def set(
+        self, parameters: np.ndarray, slots: Mapping[str, np.ndarray], version: int | None = None
+    ) -> None:
+        """Set the values; slots that are not given keep theirs.
+
+        Args:
+            parameters: `(n,)`.
+            slots: `(n,)` each, by name.
+            version: The number of updates that made them; None to keep the number.
+
+        Raises:
+            ShapeError: An array has another size than the part.
+        """
+        for name, array in (("parameters", parameters), *slots.items()):
+            self._check(name, array)
+        with self._changed:
+            self.parameters[...] = parameters
+            for name, array in slots.items():
+                self.slots[name][...] = array
+            self.version = self.version if version is None else version
+            self.has_values = True
+            self._changed.notify_all()
+
+    def push(
+        self, gradients: np.ndarray, count: float, seen: int, worker: str = "", number: int = 0
+    ) -> int:
+        """Update with one worker's gradients at once.
+
+        Args:
+            gradients: Their sum over the worker's samples, `(n,)`; may be changed.
+            count: What to divide it by: the number of samples, or more where it is clipped.
+            seen: The version of the parameters that the worker computed them with.
+            worker: The worker's name.
+            number: The number of the gradient, counted by the worker from 1; 0 for none. A number
+                that has come before is ignored, since a worker repeats a call whose answer it has
+                not got.
+
+        Returns:
+            The gradient's staleness: the number of updates since the worker has read; -1 if it is a
+            repetition.
+        """
+        self._check("gradients", gradients)
+        with self._changed:
+            if number and self._latest.get(worker, 0) >= number:
+                return -1
+            self._latest[worker] = number
+            stale = max(self.version - seen, 0)
+            self.staleness[min(stale, _MOST_STALENESS)] += 1
+            self._apply(gradients, count)
+        return stale
+
+    def contribute(
+        self, gradients: np.ndarray, count: float, update: int, share: int, of: int
+    ) -> None:
+        """Add one share of a synchronous update; the last one updates.
+
+        Args:
+            gradients: Their sum over the share's samples, `(n,)`.
+            count: The number of samples.
+            update: The number of the update, which rises.
+            share: The number of the share. One that has come already is ignored, and so is one of
+                an update that is over.
+            of: The number of shares in the update.
+        """
+        self._check("gradients", gradients)
+        with self._changed:
+            if update <= self._applied:
+                self.dropped += 1
+                return
+            if update > self._current:  # what is there of another one has lost its other shares
+                self._shares.clear()
+                self._current = update
+            if share in self._shares:
+                return
+            if self._sums is None:
+                self._sums = _zeros(self.part.size, self.dtype)
+            if self._shares:
+                self._sums += gradients
+                self._count += count
+            else:
+                self._sums[...] = gradients
+                self._count = count
+            self._shares.add(share)
+            if len(self._shares) == of:
+                self._shares.clear()
+                self._applied = update
+                self._apply(self._sums, self._clipped(self._sums, self._count))
+
+    def _clipped(self, sums: np.ndarray, count: float) -> float:
+        """Return what to divide sums by, so that the norm of the mean is at most `clip_norm`."""
+        limit = self.optimizer.clip_norm
+        if limit is None:
+            return count
+        if self._servers > 1:
+            raise UnsupportedError(
+                "synchronous updates clip by the norm of all gradients, of which each of "
+                f"{self._servers} servers has only a part: use one server, or clip_value"
+            )
+        norm = float(np.sqrt(np.dot(sums, sums)))
+        return count * norm / (limit * count) if norm > limit * count > 0 else count
+
+    def _apply(self, gradients: np.ndarray, count: float) -> None:
+        divisor = np.asarray([count], self.dtype)
+        step = self.version + 1
+        self.optimizer.check(step)
+        if self.part.size:
+            self._update(self.parameters, gradients, self.slots, divisor, step)
+        self.version = self.optimizer.iterations = step
+        self._changed.notify_all()
+
+    def settle(self, update: int) -> None:
+        """Note that a synchronous update is over; shares of it that are here are dropped.
+
+        There are some only if the server has restarted since workers sent others.
+        """
+        with self._changed:
+            if self._applied < update:
+                self._applied = update
+                self._shares.clear()
+
+    def initialised(self, timeout: float) -> bool:
+        """Wait until values have been set; returns whether they have."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.has_values, timeout)
+
+    def snapshot(self) -> tuple[dict[str, np.ndarray], int]:
+        """Copy the parameters (as "parameters") and slots, and the version they belong to."""
+        with self._changed:
+            found = {"parameters": self.parameters, **self.slots}
+            return {name: array.copy() for name, array in found.items()}, self.version
+
+    def _check(self, name: str, array: np.ndarray) -> None:
+        if array.shape != (self.part.size,):
+            raise ShapeError(
+                f"[parameter server] {name} of shape {array.shape} were sent for a part of "
+                f"{self.part.size} elements; run the same program on all workers"
+            )
+
+
+def _zeros(size: int, dtype: np.dtype[Any]) -> np.ndarray:
+    """Return zeros that begin at a cache line."""
+    room = np.zeros(size * dtype.itemsize + _ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % _ALIGNMENT
+    return room[start : start + size * dtype.itemsize].view(dtype)

@@ -1,0 +1,146 @@
+"""Every row of an epoch counts once, whoever dies; synchronous updates take what they should."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from allreduce.parameters.aggregation import Aggregation
+from allreduce.parameters.dealing import TRAIN, VALIDATE, Answer, Fit, FitSpec
+
+KINDS = [["loss", "mean"]]
+SPEC = FitSpec(rows=1000, tests=90, batch_size=32, test_batch_size=40, first=0, epochs=2)
+
+
+def ask(fit: Fit, worker: str, seen: int = 0, *, stops: bool = False) -> Answer:
+    return fit.next(worker, seen, is_chief=worker == "a", stops=stops, timeout=0.0)
+
+
+def report(fit: Fit, worker: str, answer: Answer) -> bool:
+    """Finish a part whose loss is 1 for each row."""
+    found = answer.fields
+    rows = np.asarray(float(found["stop"] - found["start"]))
+    return fit.finish(worker, found["part"], found["epoch"], KINDS, [rows, rows])
+
+
+def test_parts_cover_an_epoch_and_the_sums_come_back() -> None:
+    fit = Fit(SPEC, workers=2)
+    rows: list[int] = []
+    for turn in range(1000):
+        worker = "ab"[turn % 2]
+        answer = ask(fit, worker)
+        if answer.what != TRAIN:
+            break
+        rows += range(answer.fields["start"], answer.fields["stop"])
+        report(fit, worker, answer)
+    assert sorted(rows) == list(range(1000))
+    assert answer.what == "epoch"
+    assert answer.fields == {"epoch": 0, TRAIN: KINDS}
+    assert [float(each) for each in answer.arrays] == [1000.0, 1000.0]
+
+
+def test_a_dead_workers_rows_go_to_others_once() -> None:
+    fit = Fit(SPEC, workers=2)
+    dead = ask(fit, "b")
+    assert fit.lose("b", is_chief=False) == 1
+    assert ask(fit, "a").fields == dead.fields
+    assert not report(fit, "b", dead)  # it was cut off, and lives
+    assert report(fit, "a", dead)
+    assert not report(fit, "a", dead)
+    while (answer := ask(fit, "a")).what == TRAIN:
+        report(fit, "a", answer)
+    assert float(answer.arrays[0]) == 1000.0
+
+
+def test_validation_follows_its_epochs() -> None:
+    spec = FitSpec(**{**SPEC.as_json(), "validated": (1,)})
+    fit, seen, phases = Fit(spec, workers=1), 0, []
+    while (answer := ask(fit, "a", seen)).what != "end":
+        if answer.what == "epoch":
+            phases.append(sorted(set(answer.fields) - {"epoch"}))
+            seen += 1
+        else:
+            report(fit, "a", answer)
+    assert phases == [[TRAIN], [TRAIN, VALIDATE]]
+
+
+def test_the_chiefs_callbacks_stop_all_workers() -> None:
+    spec = FitSpec(**{**SPEC.as_json(), "rows": 32, "may_stop": True})
+    fit = Fit(spec, workers=2)
+    report(fit, "b", ask(fit, "b"))
+    assert ask(fit, "b", 0).what == "epoch"
+    assert ask(fit, "b", 1).what == "wait"  # for the chief's word
+    assert ask(fit, "a", 1, stops=True).what == "end"
+    assert ask(fit, "b", 1).what == "end"
+
+
+def test_nobody_waits_for_a_dead_chiefs_word() -> None:
+    fit = Fit(FitSpec(**{**SPEC.as_json(), "rows": 32, "may_stop": True}), workers=2)
+    report(fit, "b", ask(fit, "b"))
+    fit.lose("a", is_chief=True)
+    assert ask(fit, "b", 1).what == TRAIN
+
+
+def test_epochs_of_some_steps_go_on_in_the_rows() -> None:
+    spec = FitSpec(**{**SPEC.as_json(), "rows": 96, "steps": 2})
+    fit, seen, found = Fit(spec, workers=1), 0, []
+    while (answer := ask(fit, "a", seen)).what != "end":
+        if answer.what == "epoch":
+            seen += 1
+            continue
+        found.append([answer.fields[name] for name in ("turn", "start", "stop")])
+        report(fit, "a", answer)
+    assert found == [[0, 0, 32], [0, 32, 64], [0, 64, 96], [1, 0, 32]]
+
+
+def test_synchronous_shares_are_those_of_one_batch() -> None:
+    syncs = Aggregation(2, 2)
+    fit = Fit(FitSpec(**{**SPEC.as_json(), "rows": 49}), 2, syncs)
+    first, second = ask(fit, "a"), ask(fit, "b")
+    assert [first.fields[n] for n in ("start", "stop", "update", "of")] == [0, 16, 0, 2]
+    assert second.fields["start"] == 16
+    assert ask(fit, "a").what == "wait"
+    report(fit, "a", first)
+    assert ask(fit, "a").what == "wait"
+    fit.lose("b", is_chief=False)
+    again = ask(fit, "a")
+    assert again.fields["part"] == second.fields["part"]
+    report(fit, "a", again)
+    last = ask(fit, "a")  # of 17 rows that are left
+    assert [last.fields[n] for n in ("start", "stop", "update", "after")] == [32, 41, 1, 0]
+
+
+def test_backup_workers_are_not_waited_for() -> None:
+    syncs = Aggregation(1, 2)
+    fit = Fit(FitSpec(**{**SPEC.as_json(), "rows": 64, "epochs": 1}), 2, syncs)
+    fast, slow = ask(fit, "a"), ask(fit, "b")
+    assert fit.claim("a", fast.fields["part"], fast.fields["update"])
+    report(fit, "a", fast)
+    assert not fit.claim("b", slow.fields["part"], slow.fields["update"])
+    assert syncs.dropped == 1
+    again = ask(fit, "b")  # the same rows, with the new parameters
+    assert again.fields["part"] == slow.fields["part"]
+    assert fit.claim("b", again.fields["part"], again.fields["update"])
+    report(fit, "b", again)
+    assert float(ask(fit, "a").arrays[0]) == 64.0
+
+
+@pytest.mark.parametrize("done", [0, 5, 40])
+def test_a_restored_call_goes_on_where_it_was(done: int) -> None:
+    fit = Fit(SPEC, workers=2)
+    for _ in range(done):
+        answer = ask(fit, "a", fit.epoch)
+        if answer.what == TRAIN:
+            report(fit, "a", answer)
+    ask(fit, "b", fit.epoch)  # under way, and thus not done
+    fields, arrays = fit.state()
+    again, seen, rows = Fit.restored(json.loads(json.dumps(fields)), arrays), 0, []
+    while (answer := ask(again, "a", seen)).what != "end":
+        if answer.what == "epoch":
+            rows.append(float(answer.arrays[0]))
+            seen += 1
+        else:
+            report(again, "a", answer)
+    assert rows == [1000.0, 1000.0]
