@@ -63,7 +63,12 @@ if TYPE_CHECKING:
     from allreduce.server.device_setter import device_setter
     from allreduce.server.server import Server
     from allreduce.server.session import Session
-    from allreduce.strategies import MirroredStrategy, MultiWorkerMirroredStrategy, Strategy
+    from allreduce.strategies import (
+        MirroredStrategy,
+        MultiWorkerMirroredStrategy,
+        ParameterServerStrategy,
+        Strategy,
+    )
 
     __version__: str
 
@@ -80,6 +85,7 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "NumericsError",
     "OutOfMemoryError",
+    "ParameterServerStrategy",
     "PeerLostError",
     "PerReplica",
     "Server",
@@ -152,7 +158,12 @@ _HOMES = {
     "allreduce.server.device_setter": ("device_setter",),
     "allreduce.server.server": ("Server",),
     "allreduce.server.session": ("Session",),
-    "allreduce.strategies": ("MirroredStrategy", "MultiWorkerMirroredStrategy", "Strategy"),
+    "allreduce.strategies": (
+        "MirroredStrategy",
+        "MultiWorkerMirroredStrategy",
+        "ParameterServerStrategy",
+        "Strategy",
+    ),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 _MODULES = {

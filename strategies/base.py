@@ -32,16 +32,22 @@ class Strategy(Replicator):
         owned: The devices of each of this process's replicas.
         first_replica: The id of this process's first replica.
         total: The number of replicas on all ranks.
+        here: The number of processes on this host, and the world's generation, of a strategy whose
+            processes are no world; None to ask the world.
     """
 
     def __init__(
-        self, owned: Sequence[Sequence[DeviceName]], first_replica: int, total: int
+        self,
+        owned: Sequence[Sequence[DeviceName]],
+        first_replica: int,
+        total: int,
+        here: tuple[int, int] | None = None,
     ) -> None:
         super().__init__([own[0] for own in owned], first_replica, total, owned)
         self._communicator: Communicator | None = None
-        self.generation = world().generation
-        # All ranks of a host have as many replicas as this one; they share its cores.
-        limit_blas_threads(blas_threads(len(owned) * world().local_size))
+        processes, self.generation = here or (world().local_size, world().generation)
+        # All processes of a host have as many replicas as this one; they share its cores.
+        limit_blas_threads(blas_threads(len(owned) * processes))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} with {counted(self.num_replicas_in_sync, 'replica')}"

@@ -8,21 +8,19 @@ from typing import Any
 import numpy as np
 
 from allreduce.callbacks.history import History
-from allreduce.data import check_batch_size, shuffled
+from allreduce.data import shuffled
 from allreduce.devices.integers import integer
 from allreduce.errors import UsageError
 from allreduce.events import logger
 from allreduce.graph.consistency.rank_check import Fact
 from allreduce.graph.core.seed import chosen, get_seed
 from allreduce.graph.replicate.replicator import Replicator
-from allreduce.training import loop
+from allreduce.training import dealt_fit, loop
 from allreduce.training.arrays import (
     Samples,
     as_samples,
     gives_batches,
     has_classes,
-    split,
-    validation_samples,
     with_class_weight,
 )
 from allreduce.training.facts import (
@@ -36,13 +34,16 @@ from allreduce.training.facts import (
     raising_on_all_ranks,
 )
 from allreduce.training.hooks import Hooks, as_callbacks
+from allreduce.training.inputs import (
+    refuse_beside_batches,
+    resolve_batch_size,
+    training_data,
+)
 from allreduce.training.options import SHARDED, FitOptions, is_sharded
 from allreduce.training.progress import Epoch, describe_batch, resolve
 from allreduce.training.ranks import check_world, gather_integers, rank_of, size_of
 from allreduce.training.sources import ArraySource, IterableSource, Order, Source
 from allreduce.training.trainable import Trainable
-
-BATCH_PER_REPLICA = 32  # Keras's default batch, on every replica
 
 _SAME_VALIDATION = (
     'pass the same validation_data on every rank, or on none; only with data="sharded" each rank '
@@ -56,13 +57,15 @@ def fit(model: Trainable, x: Any, y: Any, options: FitOptions) -> History:
     """Train; `Model.fit` says what the arguments mean."""
     check_world(model.replicator, "fit")
     replicator = model.replicator
+    if replicator.deals_rows:
+        return dealt_fit.fit(model, x, y, options)
     with raising_on_all_ranks(replicator, "fit"):
         mode = resolve(options.verbose, rank_of(replicator))
         callbacks = as_callbacks(options.callbacks)
         batch_size = resolve_batch_size(options.batch_size, replicator)
         tested_size = options.validation_batch_size
         tested_size = batch_size if tested_size is None else resolve_batch_size(tested_size, None)
-        given, tests = _training_data(x, y, options)
+        given, tests = training_data(x, y, options)
         settled = {"batch_size": batch_size, **options.settled()}
         settled["the list of callbacks"] = [type(each).__name__ for each in callbacks]
     _agree(model, "fit", given, settled, tests)
@@ -191,44 +194,6 @@ def _check_not_first(replicator: Replicator, epoch: int, options: FitOptions) ->
         )
 
 
-def _training_data(x: Any, y: Any, options: FitOptions) -> tuple[Any, Any]:
-    """Read x, y and validation_data: Samples, or iterables of batches.
-
-    Raises:
-        UsageError, ShapeError: They do not fit each other or the options.
-    """
-    sharded = is_sharded(options.data)
-    if not gives_batches(x, y):
-        samples = as_samples(x, y, options.sample_weight, may_be_empty=sharded)
-        tests = _validation_data(options, sharded)
-        if options.validation_split:
-            samples, tests = split(samples, options.validation_split)
-        if options.class_weight is not None:
-            samples = with_class_weight(samples, options.class_weight)
-        return samples, tests
-    _refuse_beside_batches(y=y, sample_weight=options.sample_weight, batch_size=options.batch_size)
-    if options.validation_split:
-        raise UsageError(
-            "validation_split takes rows of arrays away; with batches of "
-            f"{type(x).__name__} pass validation_data"
-        )
-    return x, _validation_data(options, sharded)
-
-
-def _validation_data(options: FitOptions, sharded: bool) -> Any:
-    value = options.validation_data
-    if value is None or gives_batches(value):
-        return value
-    return validation_samples(value, may_be_empty=sharded)
-
-
-def _refuse_beside_batches(**given: Any) -> None:
-    for name, value in given.items():
-        if value is not None:
-            remedy = "make them of that size" if name == "batch_size" else "put it in them"
-            raise UsageError(f"x iterates batches, so {name} is not taken beside it; {remedy}")
-
-
 def _source(
     model: Trainable,
     given: Any,
@@ -344,7 +309,7 @@ def evaluate(
         hooked = _checked_call(steps, callbacks)
         given = x
         if gives_batches(x, y):
-            _refuse_beside_batches(y=y, sample_weight=sample_weight, batch_size=batch_size)
+            refuse_beside_batches(y=y, sample_weight=sample_weight, batch_size=batch_size)
         else:
             given = as_samples(x, y, sample_weight, may_be_empty=sharded)
         batch_size = resolve_batch_size(batch_size, replicator)
@@ -382,7 +347,7 @@ def predict(
         hooked = _checked_call(steps, callbacks)
         given = x
         if gives_batches(x):
-            _refuse_beside_batches(batch_size=batch_size)
+            refuse_beside_batches(batch_size=batch_size)
         else:
             given = as_samples(x)
         batch_size = resolve_batch_size(batch_size, replicator)
@@ -403,18 +368,6 @@ def _checked_call(steps: int | None, callbacks: Any) -> list[Any]:
     if steps is not None:
         integer("steps", steps, 1)
     return as_callbacks(callbacks)
-
-
-def resolve_batch_size(batch_size: int | None, replicator: Any) -> int:
-    """Give the global batch size: 32 per replica unless it is given.
-
-    Raises:
-        UsageError: It is not an integer above 0.
-    """
-    if batch_size is None:
-        return int(BATCH_PER_REPLICA * replicator.num_replicas_in_sync)
-    check_batch_size(batch_size)
-    return batch_size
 
 
 def on_batch(

@@ -19,8 +19,8 @@ from allreduce.graph.replicate.replicator import Replicator
 
 
 def rank_of(replicator: Replicator) -> int:
-    """Return this process's rank; 0 without a communicator."""
-    return replicator.communicator.rank if replicator.communicator else 0
+    """Return this process's rank; without a communicator its number among the tasks."""
+    return replicator.communicator.rank if replicator.communicator else replicator.task_index
 
 
 def size_of(replicator: Replicator) -> int:

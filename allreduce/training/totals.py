@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,21 @@ class Totals:
         found = self._in_order(means, self._states)
         return {name: value for name, value in found.items() if isinstance(value, float)}
 
+    def report(self) -> tuple[list[list[str]], list[np.ndarray]]:
+        """Return this process's sums for adding them to others'; `reported` reads the result.
+
+        Returns:
+            Name and kind of each result, "mean" or "state", and the arrays: the number of samples,
+            then each result's sum.
+        """
+        self.read()
+        kinds = [[n, "mean" if n in self._sums else "state"] for n in self._order]
+        arrays = [np.asarray(float(self.rows))]
+        for name, kind in kinds:
+            found = np.asarray(sum(self._sums[name])) if kind == "mean" else self._states[name]
+            arrays.append(found)
+        return kinds, arrays
+
     def means(self) -> dict[str, Any]:
         """Combine all replicas; nothing before the first step.
 
@@ -124,6 +139,18 @@ class Totals:
             name: means[name] if name in means else self._state_values[name](states[name])
             for name in self._order
         }
+
+
+def reported(
+    kinds: Sequence[Sequence[str]],
+    arrays: Sequence[np.ndarray],
+    state_values: Mapping[str, Callable[[np.ndarray], Any]],
+) -> dict[str, Any]:
+    """Return the results of sums that `Totals.report` gave, added up over processes."""
+    count, found = float(arrays[0]), {}
+    for (name, kind), total in zip(kinds, arrays[1:], strict=True):
+        found[name] = float(total) / count if kind == "mean" else state_values[name](total)
+    return found
 
 
 def _sum(value: np.ndarray, rows: int) -> float:

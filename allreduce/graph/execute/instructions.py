@@ -234,8 +234,12 @@ def _update_bucket(frame: Frame, node: Node) -> Step:
     update = frame.queues.on(node, _update_of(node, bucket.paths(arena.layout)))
     begin = frame.queues.behind(node, begin_update) if is_first else begin_update
     is_shared = frame.replica.guard is not None  # another program's optimizer may hold the values
+    is_remote = frame.replica.updates_remotely
 
     def run() -> None:
+        if is_remote:
+            begin(arena, checksum, is_first)
+            return
         if is_shared:
             plan.take_over()
         if arena.loaded:  # others have read the old slots, as they have begun this step

@@ -54,11 +54,15 @@ class Replicas:
         first_replica: The id of the first local replica among all replicas.
         num_replicas_in_sync: The number of replicas over all ranks.
         generation: The generation of their world.
+        task_index: This process's number among those that share no communicator.
+        deals_rows: Whether processes ask for the rows of `fit`, as parameter servers' workers do.
         rank_digest: The digest of this process's batches and assigned values.
         fed: The timing of the latest batch that no step has used yet.
     """
 
     generation = 0
+    task_index = 0
+    deals_rows = False
 
     def __init__(
         self,

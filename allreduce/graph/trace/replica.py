@@ -34,6 +34,8 @@ class Replica:
         runs: Runs of its programs in which pool threads may still be active.
         releasable: Its executors; one of them runs at a time.
         guard: The lock that each change of a variable takes, if several programs run at a time.
+        updates_remotely: Whether a step leaves its gradients in the arena, and parameter servers
+            update.
     """
 
     index: int
@@ -45,6 +47,7 @@ class Replica:
     runs: list[Run] = field(default_factory=list, repr=False, compare=False)
     releasable: WeakSet[Releasable] = field(default_factory=WeakSet, repr=False, compare=False)
     guard: threading.Lock | None = field(default=None, repr=False, compare=False)
+    updates_remotely: bool = False
 
 
 @dataclass(frozen=True, slots=True)

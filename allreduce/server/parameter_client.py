@@ -1,0 +1,214 @@
+"""A worker's connections to the parameter servers: calls that outlive a lost connection."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from allreduce.cluster.spec import ClusterSpec
+from allreduce.errors import ClosedError, JoinError, PeerLostError, TimeoutError
+from allreduce.events import logger
+from allreduce.server import task_pb2 as pb
+from allreduce.server.channel import Answer, Channel
+from allreduce.server.connect import Peer
+from allreduce.server.session import raise_failure
+
+_LOOK_SECONDS = 0.5
+Arrays = Sequence[np.ndarray]
+Reply = tuple[dict[str, Any], Arrays]
+
+
+@dataclass(slots=True)
+class Call:
+    """A call that has been sent; `ParameterServer.finish` returns its results."""
+
+    method: str
+    fields: Mapping[str, Any]
+    arrays: Arrays
+    answer: Answer
+    channel: Channel | None
+
+
+class ParameterServer:
+    """One `ps` task as a worker sees it; used by one thread at a time.
+
+    Args:
+        name: The task: "/job:ps/task:0".
+        address: Its `host:port`.
+        identity: This worker's name for its connections.
+        secret: The cluster's secret.
+        timeout: Seconds to wait for the task if it is not up, or lost.
+        connected: Called after each new connection, before any other call goes over it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        identity: str,
+        secret: bytes,
+        timeout: float,
+        connected: Callable[[ParameterServer], None],
+    ) -> None:
+        self.name = name
+        self._address, self._identity = address, identity
+        self._secret, self._timeout, self._connected = secret, timeout, connected
+        self._channel: Channel | None = None
+        self._waiting: dict[tuple[Channel, int], Answer] = {}
+        self._requests = 0
+        self._generation: int | None = None
+        self._lost_at: float | None = None  # when the connection was lost
+        self._closed = False
+
+    def call(self, method: str, fields: Mapping[str, Any], arrays: Arrays = ()) -> Reply:
+        """Run a method of the task's service; blocks until it has ended.
+
+        A call whose connection is lost is made again, so methods can be repeated.
+
+        Raises:
+            TimeoutError: The task is lost, and has not come back in time.
+            AllreduceError: What the method has raised.
+        """
+        return self.finish(self.start(method, fields, arrays))
+
+    def start(self, method: str, fields: Mapping[str, Any], arrays: Arrays = ()) -> Call:
+        """Send a call; its arrays may not change before `finish`."""
+        call = Call(method, fields, arrays, Answer(), None)
+        with contextlib.suppress(PeerLostError):  # `finish` sends it again
+            self._send(call)
+        return call
+
+    def finish(self, call: Call) -> Reply:
+        """Wait for the results of a call; see `call`."""
+        while True:
+            if call.channel is None or not self._has_come(call):
+                with contextlib.suppress(PeerLostError):
+                    self._send(call)
+                continue
+            frame = call.answer.frame
+            assert frame is not None
+            if frame.kind == pb.Frame.FAILED:
+                raise_failure(frame, self.name)
+            return json.loads(frame.json), call.answer.arrays
+
+    def _send(self, call: Call) -> None:
+        channel = self._open()
+        self._requests += 1
+        call.answer, call.channel = Answer(), channel
+        self._waiting[channel, self._requests] = call.answer
+        frame = pb.Frame(kind=pb.Frame.CALL, request=self._requests, method=call.method)
+        frame.json = json.dumps(call.fields)
+        try:
+            channel.send(frame, call.arrays)
+        except PeerLostError:
+            call.channel = None
+            raise
+
+    def _has_come(self, call: Call) -> bool:
+        """Wait for an answer; returns False if the connection is lost before."""
+        assert call.channel is not None
+        while not call.channel.wait(call.answer, _LOOK_SECONDS):
+            if call.channel.ended and not call.answer.came:
+                break
+        if call.answer.frame is None:
+            call.channel = None
+        return call.channel is not None
+
+    def _open(self) -> Channel:
+        """Return the connection; a new one if it was lost.
+
+        Raises:
+            TimeoutError: The task does not answer in time.
+        """
+        if self._closed:
+            raise ClosedError(
+                f"[parameter server] the strategy's connection to {self.name} is closed"
+            )
+        if self._channel is not None and not self._channel.ended:
+            return self._channel
+        try:
+            channel = self._connect()
+        except TimeoutError as error:
+            if self._generation is None:
+                raise
+            raise TimeoutError(
+                f"[parameter server] {self.name} at {self._address} was lost, and has not come "
+                f"back within {self._timeout:g} s; start it again (--restarts does), and the "
+                "workers, which go on from its checkpoint"
+            ) from error
+        self._channel = channel
+        self._connected(self)
+        return channel
+
+    def _connect(self) -> Channel:
+        deadline = time.monotonic() + self._timeout
+        while True:
+            left = max(deadline - time.monotonic(), 0.1)
+            peer = Peer(self._address, self._secret, left, self.name)
+            try:
+                channel = peer.open(self._identity, self._take, self._lose, is_clients=True)
+                break
+            except JoinError as error:  # it may have ended between the two
+                if time.monotonic() > deadline:
+                    raise TimeoutError(str(error)) from error
+            finally:
+                peer.close()
+        if self._lost_at is not None:
+            how = "" if peer.hello.generation == self._generation else " after a restart"
+            seconds = time.monotonic() - self._lost_at
+            logger.warning("[parameter server] %s is back%s, %.1f s later", self.name, how, seconds)
+        self._generation, self._lost_at = peer.hello.generation, None
+        return channel
+
+    def _take(self, channel: Channel, frame: pb.Frame, arrays: Arrays) -> None:
+        answer = self._waiting.pop((channel, frame.request), None)
+        if answer is not None:
+            answer.fill(frame, arrays)
+
+    def _lose(self, channel: Channel, why: str) -> None:
+        if not self._closed and self._lost_at is None:
+            self._lost_at = time.monotonic()
+            logger.warning(
+                "[parameter server] %s is lost: %s; waiting up to %g s for it",
+                *(self.name, why, self._timeout),
+            )
+        for key in [each for each in self._waiting if each[0] is channel]:
+            answer = self._waiting.pop(key, None)
+            if answer is not None:
+                answer.fill(None, (), why)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._closed = True
+        if self._channel is not None:
+            self._channel.leave()
+
+
+def connect_all(
+    cluster: ClusterSpec,
+    task: str,
+    secret: bytes,
+    timeout: float,
+    connected: Callable[[ParameterServer], None],
+) -> list[ParameterServer]:
+    """Make the connections of a worker to all tasks of `ps`, which open at their first call."""
+    identity = f"{task}/{secrets.token_hex(8)}"
+    return [
+        ParameterServer(
+            f"/job:ps/task:{number}",
+            cluster.address("ps", number),
+            identity,
+            secret,
+            timeout,
+            connected,
+        )
+        for job, number, _ in cluster
+        if job == "ps"
+    ]

@@ -1,0 +1,198 @@
+"""A worker's link between one optimizer's arena and the parts of it on parameter servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from allreduce.errors import TimeoutError
+from allreduce.events import logger
+from allreduce.graph.update.arena_plan import ArenaPlan
+from allreduce.parameters.partition import Part, cut
+from allreduce.server.encode import sendable
+from allreduce.server.parameter_client import Call, ParameterServer
+
+_OWN = ("iterations", "_arena_plans")  # attributes of an optimizer that are no settings
+
+
+class ArenaLink:
+    """Pushes the gradients of an arena, and pulls its parameters.
+
+    Args:
+        servers: All servers; those with an empty part are not called.
+        rule: The optimizer.
+        plan: The arena.
+        task: This worker, for messages.
+        is_chief: Whether this worker gives the parameters their initial values.
+        timeout: Seconds to wait until the chief has.
+        turn: How many arenas of the same variables the worker has had before.
+
+    Raises:
+        UsageError: The optimizer has code of the user's own, which servers do not have.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[ParameterServer],
+        rule: Any,
+        plan: ArenaPlan,
+        *,
+        task: str,
+        is_chief: bool,
+        timeout: float,
+        turn: int = 0,
+    ) -> None:
+        self.rule, self.plan = rule, plan
+        self._arena, self._task, self._is_chief = plan.arenas[0], task, is_chief
+        self._timeout = timeout
+        layout = plan.layout
+        described = repr((layout.spans, layout.dtype.name, type(rule).__name__, rule.all_slots))
+        self.key = f"{crc32(described.encode()):08x}-{turn}"
+        self._optimizer = sendable(rule)
+        self._settings = _settings(rule)
+        parts = cut(layout, len(servers), by_rows=rule.is_elementwise)
+        self._servers = [
+            (server, part) for server, part in zip(servers, parts, strict=True) if part.size
+        ]
+        self._seen = [-1] * len(self._servers)  # the version of each server's part that is here
+        self._number = 0
+        for index in range(len(self._servers)):
+            self._register(index, initial=True)
+        self.pull()
+
+    # --- registering ---
+
+    def _register(self, index: int, *, initial: bool) -> None:
+        """Make the server's store, or find it; wait until it has values.
+
+        Args:
+            index: The server.
+            initial: Whether only the chief gives values. Else the server has restarted, and any
+                worker's copy is better than none.
+        """
+        server, part = self._servers[index]
+        fields = {**self._fields(), "part": part.as_json(), "optimizer": self._optimizer}
+        fields |= {"dtype": self._arena.layout.dtype.name, "servers": len(self._servers)}
+        fields |= {"task": self._task, "slots": [], "version": int(self._arena.iterations)}
+        values: list[np.ndarray] = []
+        if self._is_chief or not initial:
+            values = [self._part_of(self._arena.parameters, part)]
+        if self._is_chief and initial and self._arena.iterations:  # a loaded optimizer
+            self.plan.settle(self._arena)
+            fields["slots"] = list(self._arena.slots)
+            values += [self._part_of(each, part) for each in self._arena.slots.values()]
+        waited = 0.0
+        while not (reply := server.call("register", fields, values)[0])["ready"]:
+            waited += 1.0
+            if waited >= self._timeout:
+                raise TimeoutError(
+                    f"[parameter server] {self._task}: the chief has not initialised the variables "
+                    f"on {server.name} within {self._timeout:g} s; is worker 0 running?"
+                )
+        if not initial:
+            logger.warning(
+                "[parameter server] %s: %s has restarted; it goes on from update %d, %s",
+                *(self._task, server.name, reply["version"], reply["source"]),
+            )
+        self._seen[index] = -1
+
+    def _fields(self) -> dict[str, Any]:
+        return {"store": self.key}
+
+    @staticmethod
+    def _part_of(array: np.ndarray, part: Part) -> np.ndarray:
+        return array[part.start : part.stop]
+
+    def _call_all(
+        self, method: str, fields: Mapping[str, Any], array: np.ndarray | None = None
+    ) -> list[tuple[dict[str, Any], Sequence[np.ndarray]]]:
+        """Call a method of all servers at once; a server that has restarted gets its part first.
+
+        Args:
+            method: The method.
+            fields: Its arguments; each server gets the version of its part that is here, too.
+            array: An array of the arena, of which each server gets its part.
+        """
+        calls: list[Call] = []
+        for index in range(len(self._servers)):
+            calls.append(self._start(index, method, fields, array))
+        replies = []
+        for index, call in enumerate(calls):
+            server, _ = self._servers[index]
+            while (reply := server.finish(call))[0].get("unknown"):
+                self._register(index, initial=False)
+                call = self._start(index, method, fields, array)
+            replies.append(reply)
+        return replies
+
+    def _start(
+        self, index: int, method: str, fields: Mapping[str, Any], array: np.ndarray | None
+    ) -> Call:
+        server, part = self._servers[index]
+        arrays = [] if array is None else [self._part_of(array, part)]
+        own = {**self._fields(), **fields, "seen": self._seen[index]}
+        return server.start(method, own, arrays)
+
+    # --- steps ---
+
+    def push(self) -> int:
+        """Let the servers update with this worker's gradients, and take the new parameters over.
+
+        Returns:
+            The largest staleness of the gradients' parts.
+        """
+        self._number += 1
+        count = self._arena.count if self.rule.clip_norm is None else self._arena.divisor
+        fields = {"count": float(count[0]), "number": self._number}
+        replies = self._call_all("push", fields, self._arena.gradients)
+        self._take(replies)
+        return max(int(reply["stale"]) for reply, _ in replies)
+
+    def contribute(self, update: int, share: int, of: int) -> None:
+        """Add this worker's gradients to a synchronous update."""
+        count = float(self._arena.count[0])
+        fields = {"count": count, "update": update, "share": share, "of": of}
+        self._call_all("contribute", fields, self._arena.gradients)
+
+    def pull(self, after: int = -1) -> None:
+        """Take the newest parameters over.
+
+        Args:
+            after: The latest synchronous update that is over; -1 for none.
+        """
+        self._take(self._call_all("pull", {"after": after}))
+
+    def assign(self) -> None:
+        """Set the servers' parameters to this worker's."""
+        for index, (reply, _) in enumerate(self._call_all("assign", {}, self._arena.parameters)):
+            self._seen[index] = reply["version"]
+
+    def pull_slots(self) -> None:
+        """Read the optimizer's slots into the arena, as for saving the model."""
+        for (_, part), (reply, arrays) in zip(
+            self._servers, self._call_all("slots", {}), strict=True
+        ):
+            for name, array in zip(reply["names"], arrays, strict=True):
+                self._arena.slots[name][part.start : part.stop] = array
+
+    def send_settings(self) -> None:
+        """Let the servers know if the optimizer's settings have changed."""
+        now = _settings(self.rule)
+        if now != self._settings:
+            self._settings, self._optimizer = now, sendable(self.rule)
+            self._call_all("configure", {"optimizer": self._optimizer})
+
+    def _take(self, replies: Sequence[tuple[dict[str, Any], Sequence[np.ndarray]]]) -> None:
+        for index, (reply, arrays) in enumerate(replies):
+            _, part = self._servers[index]
+            if arrays:
+                self._arena.parameters[part.start : part.stop] = arrays[0]
+            self._seen[index] = reply["version"]
+        self._arena.iterations = max(self._seen)
+
+
+def _settings(rule: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(rule).items() if name not in _OWN}

@@ -1,0 +1,331 @@
+"""ParameterServerStrategy: variables on `ps` tasks, one replica on each worker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from allreduce.strategies.arena_link import ArenaLink
+from allreduce.strategies.base import Strategy
+from allreduce.strategies.mirrored import local_devices
+
+from allreduce import settings
+from allreduce.cluster.host.address import split
+from allreduce.cluster.spec import ClusterSpec, own_task
+from allreduce.devices.integers import integer
+from allreduce.devices.options import start_logging
+from allreduce.errors import TimeoutError, UnsupportedError, UsageError
+from allreduce.graph.core import seed
+from allreduce.graph.core.host_future import Output
+from allreduce.graph.replicate.compiled import Compiled
+from allreduce.graph.trace.replica import Replica, StepInfo
+from allreduce.graph.trace.signature import Arguments
+from allreduce.graph.trace.variable import Variable
+from allreduce.graph.update.arena_plan import ArenaPlan
+from allreduce.parameters.dealing import TRAIN, Answer, FitSpec
+from allreduce.server.parameter_client import ParameterServer, connect_all
+from allreduce.training.dealt_fit import Report
+
+_CHIEFS = (("chief", 0), ("master", 0), ("worker", 0))
+
+
+class ParameterServerStrategy(Strategy):
+    """Trains one replica per worker; `ps` tasks hold the variables and run the optimizer.
+
+    All workers run the same program. The chief (worker 0, or the task `chief`) gives variables
+    their initial values. `fit` deals out the rows among the workers that live; `evaluate`,
+    `predict`, `reduce` and `gather` are each worker's own.
+
+    Args:
+        cluster: The cluster, in any form that `ClusterSpec` accepts; by default, and always for
+            this process's task, the environment's (`ALLREDUCE_CLUSTER` and `ALLREDUCE_TASK`, or
+            `TF_CONFIG`).
+        update: "async": the servers update with each worker's gradients when they come. "sync": an
+            update takes the gradients of several workers, all computed with the newest parameters.
+        replicas_to_aggregate: How many gradients a synchronous update takes, which is also the
+            number of parts of a global batch; by default the number of workers.
+        total_replicas: How many gradients are computed at a time; those above
+            `replicas_to_aggregate` are of backup workers, so that slow ones hold nobody up. By
+            default `replicas_to_aggregate`.
+        timeout: Seconds to wait for servers that are not up, or lost, and for other workers; by
+            default `ALLREDUCE_TIMEOUT`, or 300.
+
+    Raises:
+        UsageError: This process is no worker of a cluster with `ps` tasks, or an argument makes no
+            sense.
+        MismatchError: Another worker has other arguments.
+        TimeoutError: A server does not answer in time.
+    """
+
+    deals_rows = True
+
+    def __init__(
+        self,
+        cluster: Any = None,
+        *,
+        update: Literal["async", "sync"] = "async",
+        replicas_to_aggregate: int | None = None,
+        total_replicas: int | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        start_logging()
+        self.cluster, self._task, self._tasks = _find(cluster)
+        devices = local_devices()[:1]
+        on_host = sum(self._host(each) == self._host(self._task) for each in self._tasks)
+        super().__init__([devices], 0, 1, here=(on_host, 0))
+        self.task_index = self._tasks.index(self._task)
+        self.is_chief = self.task_index == 0
+        self.name = f"{self._task[0]}:{self._task[1]}"
+        self._is_sync = _check_update(update, replicas_to_aggregate, total_replicas)
+        size = integer("replicas_to_aggregate", replicas_to_aggregate or len(self._tasks), 1)
+        total = integer("total_replicas", total_replicas or size, size)
+        self._settings = {
+            "update": update,
+            "replicas_to_aggregate": size,
+            "total_replicas": total,
+        }
+        read = settings.load()
+        self._timeout = read.timeout if timeout is None else timeout
+        self._links: dict[int, ArenaLink] = {}  # by id of the plan
+        self._assigned = False  # whether the program has assigned since the latest step
+        self._fit = 0  # the number of the call of `fit`
+        self._spec: FitSpec | None = None
+        self._share: dict[str, Any] | None = None  # of the synchronous update, in `fit`
+        self._taken = True  # whether the latest share's gradient was used
+        self._update = -1  # the synchronous update whose parameters are here
+        secret = read.secret or b""
+        self._servers = connect_all(self.cluster, self.name, secret, self._timeout, self._join)
+        for server in self._servers:  # all of them, so that one that is missing is named at once
+            server.call("status", {})
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} on {self.name}"
+
+    def _host(self, task: tuple[str, int]) -> str:
+        return split(self.cluster.address(*task))[0]
+
+    @property
+    def communicator(self) -> Any:
+        """None: workers do not communicate with each other."""
+        return None
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """The replica of this worker; its id is the worker's number."""
+        with self._making:
+            if self._replicas is None:
+                place = self.places[0]
+                self._replicas = [Replica(0, self.task_index, None, place, updates_remotely=True)]
+            return self._replicas
+
+    def _join(self, server: ParameterServer) -> None:
+        """Introduce this worker to the first server, after each new connection."""
+        if server is not self._servers[0]:
+            return
+        fields = {
+            "task": self.name,
+            "is_chief": self.is_chief,
+            "settings": self._settings,
+            "seed": seed.chosen(),
+            "seed_is_set": seed.is_set(),
+        }
+        reply, _ = server.call("join", fields)
+        if not seed.is_set():
+            seed.adopt(reply["seed"])
+
+    # --- steps ---
+
+    def _run_compiled(
+        self, compiled: Compiled, arguments: Arguments, step_infos: Sequence[StepInfo]
+    ) -> Sequence[Sequence[Output]]:
+        """Run a step with the servers' parameters; then send its gradients to them."""
+        _check_assignments(compiled)
+        links = [self._link(rule, plan) for rule, plan in compiled.updates]
+        self._send_changes()
+        if not links:
+            self.refresh(slots=False)
+        elif self._share is not None and self._update != self._share["update"]:
+            self._pull(self._share["after"], self._share["update"])
+        results = super()._run_compiled(compiled, arguments, step_infos)
+        completed = [each for each in links if each.plan.arenas[0].completes]
+        if not self._is_sync:
+            for link in completed:
+                link.push()
+        elif completed:
+            self._contribute(completed)
+        return results
+
+    def _link(self, rule: Any, plan: ArenaPlan) -> ArenaLink:
+        """Return the link of an arena; a new one registers it with the servers."""
+        found = self._links.get(id(plan))
+        if found is None:
+            same = [e for e in self._links.values() if set(e.plan.variables) & set(plan.variables)]
+            found = ArenaLink(
+                *(self._servers, rule, plan),
+                task=self.name,
+                is_chief=self.is_chief,
+                timeout=self._timeout,
+                turn=len(same),
+            )
+            self._links[id(plan)] = found
+        return found
+
+    def _contribute(self, links: Sequence[ArenaLink]) -> None:
+        """Add gradients to the synchronous update under way, or drop them if they are late."""
+        share = self._share
+        assert share is not None
+        if share["asks"]:
+            fields = {"fit": self._fit, "part": share["part"], "update": share["update"]}
+            self._taken = self._servers[0].call("claim", fields)[0].get("taken", False)
+        if self._taken:
+            for link in links:
+                link.contribute(share["update"], share["part"], share["of"])
+
+    def _pull(self, after: int, update: int) -> None:
+        for link in self._links.values():
+            link.pull(after)
+        self._update = update
+
+    def _send_changes(self) -> None:
+        """Send what the program has changed between steps; the chief's counts."""
+        if not self.is_chief:
+            return
+        for link in self._links.values():
+            link.send_settings()
+            if self._assigned:
+                link.assign()
+        self._assigned = False
+
+    def note_assignment(self, variable: Variable, value: np.ndarray) -> None:
+        """Record an assignment between steps, before it is made."""
+        super().note_assignment(variable, value)
+        self._assigned = True
+
+    def refresh(self, *, slots: bool) -> None:
+        """Read the newest parameters, and the optimizers' slots if asked for."""
+        self._send_changes()
+        for link in self._links.values():
+            link.pull()
+            if slots:
+                link.pull_slots()
+
+    # --- fit ---
+
+    @property
+    def default_batches(self) -> int:
+        """The number of replicas that share a global batch."""
+        return int(self._settings["replicas_to_aggregate"]) if self._is_sync else 1
+
+    def begin_fit(self, spec: FitSpec) -> None:
+        """Begin a call of `fit`; see `training.dealt_fit.Dealer`."""
+        if self._is_sync and spec.micro_batches > 1:
+            raise UnsupportedError(
+                "gradient_accumulation with synchronous parameter servers: a larger batch_size "
+                "does the same, as an update takes gradients of several workers anyway"
+            )
+        self._fit, self._spec = self._fit + 1, spec
+        self._send_changes()
+        self._begin()
+
+    def _begin(self) -> None:
+        assert self._spec is not None
+        fields = {"fit": self._fit, "spec": self._spec.as_json(), "is_chief": self.is_chief}
+        fields |= {"workers": len(self._tasks), "task": self.name}
+        waited = 0.0
+        while self._servers[0].call("begin", fields)[0].get("wait"):
+            waited += 1.0
+            if waited >= self._timeout:
+                raise TimeoutError(
+                    f"[parameter server] {self.name}: the chief has not called fit (number "
+                    f"{self._fit}) within {self._timeout:g} s; run the same program on all workers"
+                )
+
+    def ask(self, seen: int, stops: bool, done: Report | None) -> Answer:
+        """Report a part, and ask what to do next; see `training.dealt_fit.Dealer`."""
+        self._send_changes()
+        fields: dict[str, Any] = {"fit": self._fit, "seen": seen, "stops": stops}
+        fields["is_chief"] = self.is_chief
+        arrays: Sequence[np.ndarray] = ()
+        if done is not None:
+            fields["done"], arrays = done
+        deadline = time.monotonic() + self._timeout
+        while True:
+            reply, found = self._servers[0].call("next", fields, arrays)
+            fields.pop("done", None)
+            arrays = ()
+            if reply.get("unknown"):
+                self._begin()
+            elif reply["what"] != "wait":
+                break
+            elif time.monotonic() > deadline:
+                raise self._late()
+        self._taken, self._share = True, None
+        if reply["what"] == TRAIN and self._is_sync:
+            self._share = reply
+        return Answer(reply.pop("what"), reply, list(found))
+
+    def _late(self) -> TimeoutError:
+        status, _ = self._servers[0].call("status", {})
+        living = ", ".join(status["workers"])
+        return TimeoutError(
+            f"[parameter server] {self.name}: no rows and no update within {self._timeout:g} s; "
+            f"the workers that live are {living}: start the missing ones (--restarts does)"
+        )
+
+    def was_taken(self) -> bool:
+        """Return whether the latest part's gradients were used."""
+        return self._taken
+
+    def close(self) -> None:
+        """End the connections to the servers; no more steps can run."""
+        super().close()
+        for server in self._servers:
+            server.close()
+
+
+def _find(cluster: Any) -> tuple[ClusterSpec, tuple[str, int], list[tuple[str, int]]]:
+    """Return the cluster, this process's task, and the tasks of all workers, the chief first."""
+    found = own_task()
+    if found is None:
+        raise UsageError(
+            "ParameterServerStrategy needs a cluster with ps tasks: start the program with `python "
+            "-m allreduce.run --cluster ps=1,worker=2`, or set ALLREDUCE_CLUSTER and ALLREDUCE_TASK"
+        )
+    spec, job, number = found
+    spec = spec if cluster is None else ClusterSpec(cluster)
+    tasks = [(j, n) for j, n, _ in spec if j in ("chief", "master", "worker")]
+    if not spec.num_tasks("ps"):
+        raise UsageError(f"ParameterServerStrategy: the cluster has no ps task, only {spec.jobs}")
+    if (job, number) not in tasks:
+        raise UsageError(
+            f"ParameterServerStrategy on {job}:{number}: it is for workers; a ps task runs `python "
+            "-m allreduce.server`"
+        )
+    return spec, (job, number), tasks
+
+
+def _check_update(update: Any, size: Any, total: Any) -> bool:
+    """Return whether updates are synchronous.
+
+    Raises:
+        UsageError: `update` is neither of the two, or numbers are given without it.
+    """
+    if update not in ("async", "sync"):
+        raise UsageError(f'update is "async" or "sync", not {update!r}')
+    if update == "async" and (size is not None or total is not None):
+        raise UsageError('replicas_to_aggregate and total_replicas are for update="sync"')
+    return bool(update == "sync")
+
+
+def _check_assignments(compiled: Compiled) -> None:
+    """Refuse steps that assign variables, whose values no server would know."""
+    for node in compiled.graph.nodes:
+        if node.op == "assign":
+            name = node.attrs["variable"].name
+            raise UnsupportedError(
+                f"{node.source}: the step assigns variable {name!r} (as BatchNormalization does), "
+                "which parameter servers do not carry between workers; use LayerNormalization, or "
+                "ar.MultiWorkerMirroredStrategy"
+            )
