@@ -63,12 +63,8 @@ if TYPE_CHECKING:
     from allreduce.server.device_setter import device_setter
     from allreduce.server.server import Server
     from allreduce.server.session import Session
-    from allreduce.strategies import (
-        MirroredStrategy,
-        MultiWorkerMirroredStrategy,
-        ParameterServerStrategy,
-        Strategy,
-    )
+    from allreduce.strategies import MirroredStrategy, MultiWorkerMirroredStrategy, Strategy
+    from allreduce.strategies.parameter_server import ParameterServerStrategy
 
     __version__: str
 
@@ -158,12 +154,8 @@ _HOMES = {
     "allreduce.server.device_setter": ("device_setter",),
     "allreduce.server.server": ("Server",),
     "allreduce.server.session": ("Session",),
-    "allreduce.strategies": (
-        "MirroredStrategy",
-        "MultiWorkerMirroredStrategy",
-        "ParameterServerStrategy",
-        "Strategy",
-    ),
+    "allreduce.strategies": ("MirroredStrategy", "MultiWorkerMirroredStrategy", "Strategy"),
+    "allreduce.strategies.parameter_server": ("ParameterServerStrategy",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 _MODULES = {

@@ -1,9 +1,14 @@
 """Strategies: which devices of which ranks hold a replica."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from allreduce.strategies.base import Strategy
 from allreduce.strategies.mirrored import MirroredStrategy
 from allreduce.strategies.multi_worker import MultiWorkerMirroredStrategy
-from allreduce.strategies.parameter_server import ParameterServerStrategy
+
+if TYPE_CHECKING:
+    from allreduce.strategies.parameter_server import ParameterServerStrategy
 
 __all__ = [
     "MirroredStrategy",
@@ -11,6 +16,12 @@ __all__ = [
     "ParameterServerStrategy",
     "Strategy",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "ParameterServerStrategy":  # needs gRPC, which takes longer to import than the rest
+        return import_module("allreduce.strategies.parameter_server").ParameterServerStrategy
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
