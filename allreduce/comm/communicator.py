@@ -22,9 +22,10 @@ from allreduce.comm.arguments.prepare import prepare, result_shape
 from allreduce.comm.calls.call import ANY, OPERATORS
 from allreduce.comm.calls.plan import Plan
 from allreduce.comm.core import lifecycle
-from allreduce.comm.core.transport import Transport, Work
+from allreduce.comm.core.transport import DeviceTransport, Transport, Work
 from allreduce.comm.dispatch import Dispatcher, fast_path
 from allreduce.comm.group_factory import GroupFactory, several_per_process
+from allreduce.devices import Device
 from allreduce.errors import OutOfMemoryError, UsageError, everywhere
 
 _FIXED = frozenset({"rank", "size", "local_rank", "local_size", "transport"})
@@ -107,6 +108,11 @@ class Communicator:
     def dead(self) -> bool:
         """Whether an error has ended the communicator."""
         return self._dispatch.transport.dead
+
+    def enqueues_on(self, device: Device) -> bool:
+        """Return whether calls of a device's arrays are enqueued on its collective stream."""
+        transport = self._dispatch.transport
+        return isinstance(transport, DeviceTransport) and transport.enqueues_on(device)
 
     def __repr__(self) -> str:
         state = ", closed" if self.closed else ", dead" if self.dead else ""

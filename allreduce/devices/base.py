@@ -184,8 +184,13 @@ class Device(ABC):
         """Return the address of an array's first byte, in the device's address space."""
         return int(flat.__array_interface__["data"][0])
 
-    def read(self, array: Any) -> npt.NDArray[Any]:
-        """Copy an array to new host memory, after all work that the device was given before."""
+    def read(self, array: Any, *, ready: bool = False) -> npt.NDArray[Any]:  # noqa: ARG002
+        """Copy an array to new host memory, after all work that the device was given before.
+
+        Args:
+            array: The array.
+            ready: Whether the work that computes it is known to be finished.
+        """
         found: npt.NDArray[Any] = array.copy()
         return found
 

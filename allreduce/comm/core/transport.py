@@ -66,6 +66,13 @@ class Work(ABC):
     def finish(self, timeout: float | None) -> Any:
         """Block until the call is complete, and return its result; called once."""
 
+    def synchronize(self, stream: Any) -> Any:  # noqa: ARG002
+        """Have later work of a device's stream wait for the call; returns its result.
+
+        The host waits only for calls that are not enqueued on the device.
+        """
+        return self.wait()
+
     def wait(self, timeout: float | None = None) -> Any:
         """Block until the call is complete, and return its result.
 
@@ -316,6 +323,9 @@ class PreparedOnDevice:
 @runtime_checkable
 class DeviceTransport(Protocol):
     """A transport that also carries arrays on devices with memory of their own."""
+
+    def enqueues_on(self, device: Device) -> bool:
+        """Return whether it carries a device's arrays, on the device's collective stream."""
 
     def start_on_device(self, ready: PreparedOnDevice, *, ordered: bool = False) -> Work:
         """Enqueue a call on its device.

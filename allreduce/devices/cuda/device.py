@@ -196,8 +196,9 @@ class CudaDevice(Device):
             *(api.cuMemcpyDtoHAsync, to.ctypes.data, arrays.pointer(come), to.nbytes, on.handle),
         )
 
-    def read(self, array: Any) -> npt.NDArray[Any]:
-        self.synchronize()
+    def read(self, array: Any, *, ready: bool = False) -> npt.NDArray[Any]:
+        if not ready:
+            self.synchronize()
         staged = self.host_empty(array.shape, array.dtype)
         self.copy(staged, array)
         return np.array(staged)

@@ -22,7 +22,7 @@ from allreduce.graph.core.spec import Spec
 from allreduce.graph.execute.frame import Frame, Step
 from allreduce.graph.execute.instructions import build
 from allreduce.graph.execute.native_replay import NativeReplay, is_replayable
-from allreduce.graph.execute.reports import end, reported, timed
+from allreduce.graph.execute.reports import end, order, reported, timed
 from allreduce.graph.execute.timing import StepTiming
 from allreduce.graph.partition.rendezvous import Rendezvous
 from allreduce.graph.schedule.program import Instruction
@@ -115,7 +115,7 @@ class BoundProgram:
         pairs = zip(self.frame.facts.awaited, made, strict=True)
         if self.frame.queues.any:
             return [
-                self.frame.queues.ordered(index, self._after(waits, step))
+                self.frame.queues.ordered(index, self._behind(index, waits, step))
                 for index, (waits, step) in enumerate(pairs)
             ]
         return [self._after(waits, step) for waits, step in pairs if step is not _nothing]
@@ -129,6 +129,19 @@ class BoundProgram:
             for each, step in zip(self.program.instructions, made, strict=True)
         ]
         return [InterOpPool(steps, facts.after, facts.free, threads, replica.runs).run]
+
+    def _behind(self, index: int, waits: Sequence[int], step: Step) -> Step:
+        """Return `step` so that the stream that it runs on first waits for collectives."""
+        if not waits:
+            return step
+        frame, stream = self.frame, self.frame.queues.reader(index)
+
+        def run() -> None:
+            for i in waits:
+                order(frame, i, stream)
+            step()
+
+        return run
 
     def _after(self, waits: Sequence[int], step: Step) -> Step:
         """Return `step` so that it first waits for collectives."""
@@ -170,8 +183,7 @@ class BoundProgram:
             frame.queues.stop()
             self._drop_moving()
             raise
-        for started in list(frame.works):  # a collective's result may be fetched directly
-            end(frame, started)
+        self._finish()
         if frame.queues.any:
             frame.queues.end()
         self.timing = StepTiming(began, time.perf_counter(), frame.clocks)
@@ -183,6 +195,15 @@ class BoundProgram:
             self._record(moving)
         self._drop_moving()
         return outputs
+
+    def _finish(self) -> None:
+        """Wait for collectives whose results are fetched directly, or order later steps behind."""
+        frame = self.frame
+        for started in list(frame.works):
+            if frame.queues.enqueues(frame.facts.nodes[started]) and not events.heard():
+                frame.queues.join(frame.works.pop(started))
+            else:
+                end(frame, started)
 
     def _drop_moving(self) -> None:
         """Drop references to the batch and the outputs, which belong to the caller."""

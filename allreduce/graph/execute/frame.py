@@ -87,7 +87,11 @@ class Frame:
         self.watches = options.current().check_numerics
         self.syncs = options.current().sync_errors
         checked = self.watches or self.syncs
-        self.queues = Queues(facts, self.device, self.values, arenas, checked)
+        self.queues = Queues(
+            *(facts, self.device, self.values, arenas),
+            at_once=checked,
+            communicator=replica.communicator,
+        )
         self.bind_constants()
         self._bring_constants()
         # Gradients that are computed where they are reduced.

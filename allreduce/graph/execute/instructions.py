@@ -201,12 +201,14 @@ def _collective(frame: Frame, node: Node) -> Step:
     frame.values[node.id] = out
     call = getattr(communicator, node.op)
     named = _named(frame, node)
+    on_stream = frame.queues.enqueues(node)  # behind earlier collectives
     absent = node.attrs.get("absent")
     nothing = frame.constant(node, contribution_of_none(node, out.shape)) if absent else None
 
     def run() -> None:
-        for i in node.inputs:  # an input may be a collective's result
-            end(frame, i)
+        if not on_stream:
+            for i in node.inputs:  # an input may be a collective's result
+                end(frame, i)
         x = frame.values[node.inputs[0]] if nothing is None else nothing
         frame.works[node.id] = call(x, out=out, async_op=True, **named)
 

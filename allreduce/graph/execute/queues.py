@@ -1,7 +1,8 @@
 """Streams and events of devices that run asynchronously to the host.
 
-The host runs CPU instructions and collectives itself, in the order of issue. It issues the others
-to their device's stream and continues; it waits only for values that it reads.
+The host runs CPU instructions itself, in the order of issue, and collectives that the communicator
+does not enqueue on devices. It issues the others to their device's stream and continues; it waits
+only for values that it reads.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from allreduce.comm import Communicator, Work
 from allreduce.devices import COLLECTIVE, Device, DeviceName, Event, Stream
 from allreduce.graph.core.node import Node
+from allreduce.graph.core.op_table import lookup
 from allreduce.graph.schedule.program import Program
 from allreduce.graph.schedule.program_facts import ProgramFacts
 from allreduce.graph.schedule.streams import StreamName, stream_of
@@ -20,6 +23,9 @@ Step = Callable[[], None]
 
 # Operations on memory that no other step uses: a feed copies to new memory, a fetch from reserved.
 _APART = ("feed", "fetch")
+
+# Besides kernels, operations that read their inputs on a stream only.
+_ON_STREAM = ("fetch", "snapshot", "assign", "store_gradient", "store_count")
 
 
 class Queues:
@@ -34,6 +40,7 @@ class Queues:
         values: The values, by node, of the instructions issued so far.
         arenas: The arenas, which are kept alive too.
         at_once: Whether the host waits for each instruction, for checks of its result.
+        communicator: The replica's, which may enqueue collectives on devices.
 
     Attributes:
         any: Whether there are such devices; False for programs on CPUs.
@@ -46,17 +53,19 @@ class Queues:
         values: Mapping[int, Any],
         arenas: Mapping[int, Any],
         at_once: bool = False,
+        communicator: Communicator | None = None,
     ) -> None:
         self._program = program = facts.program
         self._values = values
         self._arenas = arenas
-        self._at_once = at_once
+        self._at_once, self._communicator = at_once, communicator
         self.any = facts.beside_host
         self._streams: dict[StreamName, Stream] = {}
         self._events: dict[int, Event] = {}
         self._latest: dict[int, Stream] = {}
         self._kept: list[Any] = []
-        self._earlier: list[Event] = []  # of earlier steps
+        self._collectives: dict[StreamName, Stream] = {}
+        self._earlier: dict[Stream | None, list[Event]] = {}  # of earlier steps; None: for the host
         self._host_works = False
         if self.any:
             self._open(program, device)
@@ -65,6 +74,13 @@ class Queues:
         names = dict.fromkeys(each.stream for each in program.instructions)
         beside = [each for each in names if not each.device.on_host and each.kind != COLLECTIVE]
         self._streams = {name: device(name.device).own(name.kind) for name in beside}
+        if self._communicator is not None:
+            others = [each for each in names if not each.device.on_host and each not in beside]
+            self._collectives = {
+                name: device(name.device).own(name.kind)
+                for name in others
+                if self._communicator.enqueues_on(device(name.device))
+            }
         self._events = {
             index: self._streams[each.stream].device.event()
             for index, each in enumerate(program.instructions)
@@ -119,7 +135,8 @@ class Queues:
             for other in before:
                 if other is not stream and other.passed is not None:
                     stream.wait(other.passed)
-        self._earlier = [other.passed for other in before if other.passed is not None]
+        passed = [other.passed for other in before if other.passed is not None]
+        self._earlier = {each: list(passed) for each in (None, *self._collectives.values())}
 
     def keep(self, array: Any) -> None:
         """Keep an array alive until the step ends."""
@@ -146,17 +163,43 @@ class Queues:
         instruction = self._program.instructions[index]
         awaited = [self._events[i] for i in instruction.waits if i in self._events]
         stream = self._streams.get(instruction.stream)
-        if stream is None:
-            step = _after(awaited, step) if awaited else step
-            return self._collective(step) if instruction.stream.kind == COLLECTIVE else step
-        return self._given(stream, awaited, index, step)
+        if stream is not None:
+            return self._given(stream, awaited, index, step)
+        if instruction.stream.kind == COLLECTIVE:
+            return self._collective(self._collectives.get(instruction.stream), awaited, step)
+        return _after(awaited, step) if awaited else step
 
-    def _collective(self, step: Step) -> Step:
-        """Have the host wait, before it writes, until no earlier step reads that memory."""
+    def reader(self, index: int) -> Stream | None:
+        """Return the stream that an instruction's inputs are read on; None if the host reads."""
+        instruction = self._program.instructions[index]
+        node = instruction.node
+        reads = node.op in _ON_STREAM or lookup(node.op).kind == "compute"
+        if node.op == "update_bucket":
+            reads = not node.attrs["bucket"].has_header  # the header is read on the host
+        return self._streams.get(instruction.stream) if reads and not self._at_once else None
+
+    def enqueues(self, node: Node) -> bool:
+        """Return whether a collective is enqueued on a device, so that the host need not wait."""
+        return stream_of(node) in self._collectives and not self._at_once
+
+    def join(self, work: Work) -> None:
+        """Order later steps behind a collective that nothing in this one has waited for."""
+        for stream in self._latest.values():
+            work.synchronize(stream)
+
+    def _collective(self, stream: Stream | None, awaited: Sequence[Event], step: Step) -> Step:
+        """Start a collective after its inputs, and when no earlier step reads its memory.
+
+        Without a stream the host waits.
+        """
 
         def run() -> None:
-            while self._earlier:
-                self._earlier.pop().synchronize()
+            for each in (*self._earlier[stream], *awaited):
+                if stream is None:
+                    each.synchronize()
+                else:
+                    stream.wait(each)
+            self._earlier[stream] = []
             step()
 
         return run

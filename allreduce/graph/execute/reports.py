@@ -12,7 +12,7 @@ import numpy as np
 from allreduce import events
 from allreduce.comm import Work
 from allreduce.comm.arguments.arrays import dtype_named
-from allreduce.devices import COLLECTIVE, options
+from allreduce.devices import COLLECTIVE, Stream, options
 from allreduce.graph.core import numerics
 from allreduce.graph.core.node import Node, blame
 from allreduce.graph.core.op_table import lookup
@@ -58,6 +58,22 @@ def end(frame: Frame, collective: int) -> None:
             frame.received[each]()
         if frame.watches:
             look_at(frame, frame.facts.nodes[each])
+
+
+def order(frame: Frame, collective: int, stream: Stream | None) -> None:
+    """Have a stream wait for a collective, unless something needs the host to wait.
+
+    Args:
+        stream: The stream that reads its result; None if the host does.
+    """
+    if stream is None or events.heard() or collective in frame.received:
+        end(frame, collective)
+    elif collective in frame.works:
+        work, clock = frame.works[collective], frame.clocks[collective]
+        if clock.early is None:
+            clock.early = work.settled
+            clock.awaited = clock.over = time.perf_counter()
+        work.synchronize(stream)
 
 
 def wait_for(frame: Frame, node: Node, work: Work) -> None:

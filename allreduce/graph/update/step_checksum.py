@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import Communicator, world
-from allreduce.devices import read, write
+from allreduce.devices import COLLECTIVE, owner, write
 from allreduce.errors import MismatchError, NumericsError, everywhere
 from allreduce.graph.consistency.rank_check import Fact, Facts, gather_facts, hash_of, mismatch
 from allreduce.graph.core.naming import own_part
@@ -80,8 +80,16 @@ class StepChecksum:
         """Write this step's checksum to the header, before it is reduced."""
         words = np.frombuffer(self._digest(arena).digest(), np.uint16) >> self._unused
         self._words[...] = words
-        write(self._place, self._words)
+        self._write()
         self.sums = (self._words * self._words.dtype.type(self._members)).tobytes()
+
+    def _write(self) -> None:
+        """Set the header; on devices behind its last use, and before the next collective."""
+        device = owner(self._place)
+        if device is not None and self._communicator.enqueues_on(device):
+            device.copy(self._place, self._words, device.own(COLLECTIVE))
+        else:
+            write(self._place, self._words)
 
     def _digest(self, arena: Arena) -> Any:
         settings = self._rule.get_config()
@@ -148,7 +156,9 @@ def begin_update(arena: Arena, checksum: StepChecksum | None, leads: bool) -> No
         return
     header = arena.gradients[: arena.layout.header]
     if type(header) is not np.ndarray:  # on a device
-        header = read(header)
+        device = owner(header)
+        assert device is not None, "a device's array"
+        header = device.read(header, ready=True)
     if checksum is not None:
         checksum.check(header)
     if not leads:

@@ -87,6 +87,9 @@ class NcclTransport(Transport):
     ) -> Callable[[], Work]:
         return self.control.bind(call, x, out, result)
 
+    def enqueues_on(self, device: Device) -> bool:
+        return bool(device.identity)
+
     def start_on_device(self, ready: PreparedOnDevice, *, ordered: bool = False) -> NcclWork:
         return self._enqueue([ready], ready.result, ordered)
 
