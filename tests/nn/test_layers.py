@@ -336,6 +336,8 @@ def test_where_a_number_is_out_of_range_is_said() -> None:
 def test_keras_names_of_layers_lead_to_ours() -> None:
     with pytest.raises(AttributeError, match="did you mean 'BatchNorm'"):
         untyped.BatchNormalization  # noqa: B018
+    with pytest.raises(AttributeError, match=r"use ar\.nn\.Dense$"):
+        untyped.layers.Dense(3)
 
 
 def test_several_inputs_are_one_argument() -> None:
