@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 
 from allreduce.errors import ClosedError, TimeoutError
 
-# Keys that a rank sets: it is ending, or saving because another rank is lost; and: it ends because
-# another rank is lost.
+# Keys that a rank sets: it is ending (the value is its error, if any), or saving because another
+# rank is lost; and: it ends because another rank is lost.
 ENDING = "ending"
 VICTIM = "victim"
 

@@ -49,6 +49,34 @@ def test_the_first_failing_ranks_code_is_returned(
     assert wait_gone(pids, 1) == []
 
 
+def test_the_output_ends_with_the_cause_and_the_users_line(script: Write) -> None:
+    path = script(
+        """
+        import numpy as np
+        import allreduce as ar
+        comm = ar.init()
+        def compute(x):
+            if comm.rank == 1:
+                raise ValueError("no such label")
+            return comm.all_reduce(x)
+        compute(np.ones(3))
+        """
+    )
+    result = launch(2, path, deadline=15)
+    lines = result.err.splitlines()
+    failed = next(at for at, line in enumerate(lines) if "[1] ValueError: no such label" in line)
+    raised = f'{path}:7, in compute: raise ValueError("no such label")'
+    assert lines[failed + 1] == f"[1] [allreduce] rank 1 failed at {raised}"
+    lost = next(line for line in lines if line.startswith("[0] allreduce.errors.PeerLostError"))
+    assert lost.endswith(f"ended with ValueError: no such label ({path}:7, in compute)"), lost
+    called = f"{path}:8, in compute: return comm.all_reduce(x)"
+    assert lines[-2] == f"[0] [allreduce] rank 0 stopped at {called}"
+    assert lines[-1] == (
+        "[allreduce.run] the job ended because rank 1 failed with exit code 1: "
+        f"ValueError: no such label ({path}:7, in compute)"
+    )
+
+
 def test_the_rank_that_failed_is_named_and_not_one_that_ended_before_it_for_want_of_it(
     script: Write,
 ) -> None:

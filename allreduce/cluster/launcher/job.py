@@ -72,6 +72,7 @@ class Job:
         self._failed: list[Child] = []  # ranks that ended with an error, in order
         self._known = 0.0  # when the leader will know whose connection broke
         self._culprit: Child | None = None  # the rank that was reported
+        self._buried = False  # whether other ranks may have written after that report
         self._waited_for = False  # whether ranks have ended, or wait for others
         self._stopped: StoppedRanks | None = None  # from then on
         self._leader: Leader | None = None
@@ -171,6 +172,7 @@ class Job:
                 self._known = self._after(_BLAME_SECONDS if self._leader else 0.0, self._blame)
             self._failed.append(child)
         self._blame()
+        self._repeat_blame()
 
     def _finish_output(self, child: Child) -> None:
         for source in {child.stdout, child.stderr} & self._relays.keys():
@@ -259,6 +261,16 @@ class Job:
         others = len([other for other in living if other is not child])
         ending = f"; ending the other {others}" if others else ""
         self._tell(f"{child.name} (process {child.pid}) {child.fate}{ending}")
+        self._buried = bool(others)
+
+    def _repeat_blame(self) -> None:
+        """End the output with the rank that failed first and its error, below all tracebacks."""
+        child, living = self._culprit, [each for each in self._children if each.code is None]
+        if not self._buried or child is None or living or self._stop is not None:
+            return
+        self._buried = False
+        reason = self._leader.reason(child.rank) if self._leader is not None else ""
+        self._tell(f"the job ended because {child.name} {child.fate}{': ' * bool(reason)}{reason}")
 
     def _tell(self, text: str) -> None:
         """Write a line of our own, from any thread."""

@@ -29,6 +29,7 @@ class Group:
     culprit: int | None = None  # the first lost rank that did not report to be a victim
     victims: set[int] = field(default_factory=set)
     ending: set[int] = field(default_factory=set)  # ranks that reported to be ending, or saving
+    reasons: dict[int, str] = field(default_factory=dict)  # the errors by which some of them end
     left: set[int] = field(default_factory=set)  # ranks that left in good order
     ended: dict[int, Member] = field(default_factory=dict)  # processes that ended without joining
     _members: dict[int, Member] = field(default_factory=dict)
@@ -119,6 +120,8 @@ class Group:
                 self.victims.add(rank)
             if message.set.key in (ENDING, VICTIM):
                 self.ending.add(rank)
+            if message.set.key == ENDING and message.set.value:
+                self.reasons[rank] = message.set.value.decode(errors="replace")
             self._set(message.set.key, message.set.value)
             if message.request:
                 self._answer(rank, pb.ToMember(request=message.request, done=pb.Done()))

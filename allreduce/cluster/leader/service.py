@@ -104,6 +104,11 @@ class Leader:
         left.difference_update(*(group.connected for group in groups))
         return left.union(*(group.ending for group in groups))
 
+    def reason(self, rank: int) -> str:
+        """Return the error by which a rank has reported to end; "" if it has not."""
+        groups = list(self.groups.values())
+        return next((group.reasons[rank] for group in groups if rank in group.reasons), "")
+
     def end(self, rank: int, pid: int) -> None:
         """Record that a rank's process ended normally; fails the joins that wait for it."""
 

@@ -20,7 +20,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -40,6 +39,7 @@ INTERRUPT = "an interrupt"  # the reason that a program gives for its end
 # A death elsewhere shows here before its own traceback is out, and an interrupt of the whole job
 # may show as a peer's death first: a victim waits this long before it reports.
 _AFTER_YOU_SECONDS = 0.5
+_REASON_BYTES = 1000  # of the error that the launcher repeats
 Hook = Callable[[type[BaseException], BaseException, "TracebackType | None"], object]
 _LOOK_SECONDS = 0.05  # between looks whether other ranks of this host still end
 
@@ -125,9 +125,10 @@ class Watch:
                 if is_interrupt(error):
                     _say(str(error))
                 else:
+                    self._note_users_line(error)
                     show()
                 self._say_victim(error)
-                self._begin_to_end(1, _named(error))
+                self._begin_to_end(1, traces.summary(error))
                 self._end_within_grace()
                 return
         except KeyboardInterrupt:
@@ -135,6 +136,15 @@ class Watch:
         self._say_interrupted()
         self._begin_to_end(INTERRUPTED, INTERRUPT)
         self._end_within_grace()
+
+    def _note_users_line(self, error: BaseException) -> None:
+        """Have a traceback end with the rank and the user's line: above are the library's."""
+        ranks = self._world is None or self._world.size > 1
+        line = traces.users_line(error, source=True)
+        if line is not None and (ranks or traces.ends_in_library(error)):
+            who = f"rank {self._rank} " if ranks else ""
+            lost = any(isinstance(each, PeerLostError) for each in traces.causes(error))
+            error.add_note(f"[allreduce] {who}{'stopped' if lost else 'failed'} at {line}")
 
     def _say_interrupted(self) -> None:
         self._show_ending()
@@ -196,7 +206,7 @@ class Watch:
             tell(reason)
         if self._launched and self._world is not None:
             with contextlib.suppress(AllreduceError):  # the leader is gone
-                self._world.store.set(ENDING, b"")
+                self._world.store.set(ENDING, reason.encode()[:_REASON_BYTES])
         # The end of the connection informs the others.
         abandon: Any = getattr(self._world and self._world.store, "abandon", None)
         if abandon is not None:
@@ -227,7 +237,7 @@ class Watch:
         error = getattr(sys, "last_value", None)
         if error is None or interactive() or os.getpid() != self._pid:
             return ""
-        return _named(error)
+        return traces.summary(error)
 
     @property
     def interrupted(self) -> bool:
@@ -296,7 +306,7 @@ def failure() -> str:
     """Return the error that is ending this process, if any: it must then not leave as if finished.
 
     Returns:
-        "ValueError: ...", or None.
+        "ValueError: ... (train.py:12)", or "".
     """
     return _failure or next(filter(None, (watch.ending() for watch in _watches)), "")
 
@@ -305,11 +315,6 @@ def interrupted() -> bool:
     """Return whether this process ends by an interrupt, of its own or of another rank."""
     own = any(watch.interrupted for watch in _watches)
     return own or is_interrupt(getattr(sys, "last_value", None))
-
-
-def _named(error: BaseException) -> str:
-    """Return an error as the last line of its traceback."""
-    return traceback.format_exception_only(error)[0].partition("\n")[0]
 
 
 _before_exit: list[Callable[[], None]] = []

@@ -1,9 +1,17 @@
-"""Texts of errors, and the chains of their causes."""
+"""Texts of errors, the chains of their causes, and the user's lines in their tracebacks."""
 
 from __future__ import annotations
 
+import contextlib
+import linecache
+import os
+import sys
 import traceback
 from collections.abc import Iterator
+from types import FrameType
+
+_LIBRARIES = frozenset((__name__.partition(".")[0], "numpy"))
+_INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
@@ -19,3 +27,52 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 def text(error: BaseException) -> str:
     """Write an error as Python does, with its traceback and causes."""
     return "".join(traceback.format_exception(error))
+
+
+def summary(error: BaseException) -> str:
+    """Write an error in one line: "ValueError: no such file (train.py:12, in read)"."""
+    named = traceback.format_exception_only(error)[0].partition("\n")[0]
+    place = users_line(error)
+    return named if place is None else f"{named} ({place})"
+
+
+def users_line(error: BaseException, *, source: bool = False) -> str | None:
+    """Return the innermost line of the user's program in an error's traceback, or in its causes'.
+
+    Args:
+        source: Whether the text of the line follows.
+
+    Returns:
+        "train.py:12, in read: text = path.read_text()"; None if there is no such line.
+    """
+    for each in causes(error):
+        frames = list(traceback.walk_tb(each.__traceback__))
+        for frame, number in reversed(frames):
+            if _is_users(frame):
+                code = frame.f_code
+                place = f"{_relative(code.co_filename)}:{number}"
+                if code.co_name != "<module>":
+                    place += f", in {code.co_name}"
+                text = linecache.getline(code.co_filename, number).strip() if source else ""
+                return f"{place}: {text}" if text else place
+    return None
+
+
+def ends_in_library(error: BaseException) -> bool:
+    """Return whether a traceback ends in frames that are not of the user's program."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and not _is_users(frames[-1])
+
+
+def _is_users(frame: FrameType) -> bool:
+    module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    if module in _LIBRARIES or module in sys.stdlib_module_names:
+        return False
+    return not any(part in frame.f_code.co_filename for part in _INSTALLED)
+
+
+def _relative(path: str) -> str:
+    """Shorten the path of a file below the working directory."""
+    with contextlib.suppress(OSError):  # the working directory has been deleted
+        return path.removeprefix(os.getcwd() + os.sep)
+    return path
