@@ -145,6 +145,7 @@ print(json.dumps(said))
 """
 
 
+@pytest.mark.torture  # a process for each name
 def test_each_name_can_be_the_first_that_is_used() -> None:
     names = [*ar.__all__, "__version__", "graph", "strategies", "errors"]
     programs = [f"import allreduce as ar; ar.{n}; print({n!r} in dir(ar))" for n in names]

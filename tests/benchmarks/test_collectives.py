@@ -111,6 +111,7 @@ def test_driver_merges_what_jobs_measure(tmp_path: Path, monkeypatch: pytest.Mon
     assert (tmp_path / "out.png").exists()
 
 
+@pytest.mark.torture
 def test_driver_goes_on_without_a_peer_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,7 +84,7 @@ def check(request: pytest.FixtureRequest) -> Iterator[Check]:
         yield run
 
 
-@settings(deadline=None, derandomize=True, max_examples=25)
+@settings(deadline=None, derandomize=True, max_examples=12)
 @given(calls())
 def test_any_array(check: Check, call: Drawn) -> None:
     check(call)

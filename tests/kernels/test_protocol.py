@@ -34,6 +34,8 @@ LEVELS = {
 COMMON = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-psabi"]
 COMMON += ["-ffp-contract=off", "-fwrapv", f"-I{KERNELS}", "-pthread", "-fno-sanitize-recover=all"]
 SANITIZERS = ("thread", "address,undefined")
+# Races in every test run; the other sanitizers, which compile all sources anew, in the long one.
+RACES_FIRST = ("thread", pytest.param("address,undefined", marks=pytest.mark.torture))
 LINES = "-g1"  # for the reports; more would take half as long again
 # Checks for undefined behaviour take twice as long to compile where they are then optimized, and
 # what is checked runs no faster for it.
@@ -139,23 +141,24 @@ def run(command: Command, timeout: float = 400) -> str:
 
 
 @pytest.mark.timeout(600)  # compiling takes most of it
-@pytest.mark.parametrize("sanitizer", SANITIZERS)
+@pytest.mark.parametrize("sanitizer", RACES_FIRST)
 def test_protocol(build: Builder, sanitizer: str) -> None:
     assert run([build("protocol_test", sanitizer), "1"]) == "ok\n"
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("sanitizer", SANITIZERS)
+@pytest.mark.parametrize("sanitizer", RACES_FIRST)
 def test_shutdown(build: Builder, sanitizer: str) -> None:
     assert run([build("shutdown_test", sanitizer), "1"]) == "ok\n"
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("sanitizer", SANITIZERS)
+@pytest.mark.parametrize("sanitizer", RACES_FIRST)
 def test_updates(build: Builder, sanitizer: str) -> None:
     assert run([build("update_test", sanitizer), "3"]) == "ok\n"
 
 
+@pytest.mark.torture
 @pytest.mark.timeout(600)
 def test_bounds(build: Builder) -> None:
     assert run([build("bounds_test", "address,undefined")]) == "ok\n"

@@ -114,7 +114,9 @@ def test_values_are_those_of_all_rows_for_any_number_of_replicas(replicas: int) 
     _check(evaluated(MirroredStrategy([f"CPU:{place}" for place in range(replicas)])))
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize(
+    "ranks", [*(pytest.param(n, marks=pytest.mark.torture) for n in (2, 3)), 4]
+)
 def test_ranks_add_their_states_up(ranks: int) -> None:
     import json
 

@@ -14,7 +14,7 @@ OF_ONE_HOST = [name for name in ("shared", "tcp", "hierarchical") if name in REG
 
 
 @pytest.mark.parametrize(
-    ("transport", "size", "kills"), [("shared", 3, 2), ("tcp", 3, 2), ("hierarchical", 4, 1)]
+    ("transport", "size", "kills"), [("shared", 3, 1), ("tcp", 3, 1), ("hierarchical", 4, 1)]
 )
 def test_survivors_of_a_kill_name_the_dead_in_time(transport: str, size: int, kills: int) -> None:
     for seed in range(kills):

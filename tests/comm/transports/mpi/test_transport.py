@@ -16,7 +16,7 @@ from tests.comm.transports.mpi.jobs import failing
 from tests.harness import world_of_one
 
 
-@rows("a", "aa", "aaa", torture=("aaaa", "aaaaaaa"))
+@rows("a", "aaa", torture=("aa", "aaaa", "aaaaaaa"))
 class TestRanks(ContractOfProcesses):
     ranks = Ranks("mpi", pool.under_mpirun)
     times = 1  # MPICH's ranks wait by spinning: on few cores the more of them, the slower

@@ -14,7 +14,7 @@ class TestThreads(Contract, Symmetric):
     ranks = Ranks("shared", pool.threads)
 
 
-@rows("aa", "aaa", torture=("a", "aaaa", "aaaaaaa"))
+@rows("aaa", torture=("a", "aa", "aaaa", "aaaaaaa"))
 class TestProcesses(Bounded, ContractOfProcesses, Symmetric):
     ranks = Ranks("shared", pool.processes)
 

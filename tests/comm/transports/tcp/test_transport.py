@@ -12,6 +12,6 @@ class TestThreads(Contract):
     ranks = Ranks("tcp", pool.threads)
 
 
-@rows("aa", "aaa", torture=("aaaa", "aaaaaaa"))
+@rows("aaa", torture=("aa", "aaaa", "aaaaaaa"))
 class TestProcesses(Bounded, ContractOfProcesses):
     ranks = Ranks("tcp", pool.processes)
