@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from allreduce.devices.budget import Budget, Contents
+from allreduce.devices.clipping import set_divisor, sum_of_squares
 from allreduce.devices.integers import integer
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError, UsageError, did_you_mean
@@ -205,6 +206,19 @@ class Device(ABC):
     def accumulate(self, target: Any, value: Any) -> None:
         """As `assign`, but add to the array."""
         target += value
+
+    def clip(self, divisor: Any, gradients: Any, count: Any, limit: float) -> None:
+        """Set what to divide gradients by so that the norm of their mean is `limit` at most.
+
+        Called by `Stream.launch`.
+
+        Args:
+            divisor: As for `clipping.set_divisor`, and so are count and limit.
+            gradients: Sums over samples, `(n,)`.
+            count: …
+            limit: …
+        """
+        set_divisor(divisor, count, sum_of_squares([gradients]), limit)
 
     def check(self) -> None:  # noqa: B027  # few kinds of devices find errors late
         """Raise what the device's finished work has found wrong in its inputs."""

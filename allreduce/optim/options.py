@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from allreduce.devices.integers import integer
-from allreduce.errors import UnsupportedError, UsageError, unknown_name
+from allreduce.errors import UsageError, unknown_name
 from allreduce.graph.update.update import Updates
 from allreduce.optim.checks import checked
 
@@ -181,17 +181,15 @@ def update_with_options(
 ) -> Callable[..., None]:
     """Make a bucket's update: `Optimizer.update` with the options, per variable.
 
-    Raises:
-        UnsupportedError: A kind of device has no kernel for an option.
+    Args:
+        optimizer: The optimizer.
+        spans: Each variable's path and its range of the bucket.
+        updates: Finds the update of a kind of device, which applies the options itself.
     """
     parts = parts_of(optimizer, spans)
-    limit, momentum = optimizer.clip_value, optimizer.ema_momentum
-    if updates is not None and (limit is not None or momentum is not None):
-        option = "clip_value" if limit is not None else "ema_momentum"
-        raise UnsupportedError(
-            f"{type(optimizer).__name__}({option}=…) has no kernel for this kind of device; leave "
-            'it out, or place the variables on ar.device("CPU:0")'
-        )
+    on_host = updates is None
+    limit = optimizer.clip_value if on_host else None
+    momentum = optimizer.ema_momentum if on_host else None
     kind = type(optimizer)
     rules = [each.group.rule for each in parts]
     run = [rule.update if updates is None else updates(rule, kind) for rule in rules]
@@ -207,7 +205,11 @@ def update_with_options(
             np.clip(gradients, -limit * count, limit * count, out=gradients)
         for each, change in zip(parts, run, strict=True):
             each.group.renew()
-            own = {name: array[each.part] for name, array in slots.items() if name != AVERAGE}
+            own = {
+                name: array[each.part]
+                for name, array in slots.items()
+                if not on_host or name != AVERAGE
+            }
             change(parameters[each.part], gradients[each.part], own, count, step)
         if momentum is not None:
             average = slots[AVERAGE]

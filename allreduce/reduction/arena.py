@@ -75,9 +75,8 @@ class Arena:
         self.gradients = allocate_gradients(layout.size, layout.dtype)
         self.slots = {name: allocate(layout.size, layout.dtype) for name in slots}
         self.sums: dict[int, np.ndarray] = {}  # of own slices that lie by themselves, by bucket
-        self.divisor = np.ones(
-            1, layout.dtype
-        )  # on the host: the count, or more where gradients are clipped
+        # The count of samples, or more where gradients are clipped by their norm.
+        self.divisor = allocate(1, layout.dtype)
         self.iterations = 0
         self.number = 0  # of the update that is under way, from 1
         self.loaded: dict[str, np.ndarray] = {}  # slots that are set by the next step

@@ -114,25 +114,6 @@ SUM_UP(f64, double)
 SUM_UP(i32, int)
 SUM_UP(i64, long long)
 
-// Adds the sum of squares to out[0], for norms of gradients; one block.
-template <typename T>
-__device__ inline void add_squares(double* out, const T* __restrict__ x, long long n) {
-  __shared__ double part[32];
-  double sum = 0;
-  for (long long i = threadIdx.x; i < n; i += blockDim.x) {
-    const double value = widen(x[i]);
-    sum += value * value;
-  }
-  sum = block_sum(sum, part);
-  if (threadIdx.x == 0) out[0] += sum;
-}
-extern "C" __global__ void norm2_f32(double* out, const float* x, long long n) {
-  add_squares(out, x, n);
-}
-extern "C" __global__ void norm2_f64(double* out, const double* x, long long n) {
-  add_squares(out, x, n);
-}
-
 // Sums up to 8 arrays of one device, in their order: the gradients of its logical GPUs.
 // Bytes moved per element: (inputs + 1) x its size.
 template <typename T>

@@ -1,8 +1,8 @@
-"""Models of all layers, with all optimizers, train on GPUs to the losses of a CPU."""
+"""Models of all layers, and the options of optimizers, train on GPUs to the losses of a CPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -52,6 +52,9 @@ def fitted(
         model.compile(optimizer=optimizer(), loss=loss)
     history = model.fit(x, LABELS, batch_size=32, epochs=2, verbose=0)
     found = [*history.history["loss"], *np.ravel(model.predict(x[:3], verbose=0))]
+    if model.optimizer.ema_momentum is not None:
+        with model.optimizer.averaged(model.trainable_variables):
+            found += [float(np.abs(each).sum()) for each in model.get_weights()]
     return [*found, *(float(np.abs(each).sum()) for each in model.get_weights())]
 
 
@@ -73,6 +76,16 @@ OPTIONS: dict[str, Callable[[], Any]] = {
     "groups": lambda: ar.optim.AdamW(
         2e-3, groups=lambda path: {"weight_decay": 0.0} if "bias" in path else {}
     ),
+    "clip_norm": lambda: ar.optim.SGD(0.1, momentum=0.9, clip_norm=0.5),
+    "clip_value": lambda: ar.optim.Adam(1e-3, clip_value=1e-2),
+    "ema_momentum": lambda: ar.optim.Lion(1e-3, ema_momentum=0.8),
+    "gradient_accumulation": lambda: ar.optim.Adam(1e-3, gradient_accumulation=2, clip_norm=0.5),
+    "all at once": lambda: ar.optim.AdamW(
+        1e-3,
+        groups=lambda path: {"weight_decay": 0.0} if "bias" in path else {},
+        clip_value=1e-2,
+        ema_momentum=0.8,
+    ),
     "schedule": lambda: ar.optim.SGD(ar.optim.schedules.CosineDecay(0.1, 5), momentum=0.9),
 }
 
@@ -84,5 +97,19 @@ def with_option(name: str, devices: tuple[str, ...]) -> list[float]:
 
 @pytest.mark.parametrize("devices", DEVICES, ids=len)
 @pytest.mark.parametrize("name", OPTIONS)
-def test_optimizers(name: str, devices: Any) -> None:
+def test_options_of_optimizers(name: str, devices: Any) -> None:
     close(with_option(name, devices), with_option(name, ("CPU:0",)))
+
+
+@pytest.fixture
+def short() -> Iterator[None]:
+    ar.config.set_mixed_precision("bfloat16")
+    yield
+    ar.config.set_mixed_precision(None)
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("devices", DEVICES, ids=len)
+def test_mixed_precision(devices: Any) -> None:
+    here, there = (fitted(d, image_layers, IMAGES, ar.optim.Adam) for d in (devices, ["CPU:0"]))
+    np.testing.assert_allclose(here, there, rtol=2e-2, atol=2e-2)

@@ -13,7 +13,12 @@ from allreduce import optim
 from tests.gpu.kernels import SUFFIXES, run
 
 STEP = 3
+NORMS = 3  # blocks that compute norms
 Call = Callable[..., None]
+
+
+def limit(o: Any) -> float:
+    return math.inf if o.clip_value is None else float(o.clip_value)
 
 
 def sgd(o: Any, p: Any, g: Any, s: Any, count: Any, go: Call) -> None:
@@ -24,46 +29,54 @@ def sgd(o: Any, p: Any, g: Any, s: Any, count: Any, go: Call) -> None:
             g,
             s["momentum"],
             count,
+            limit(o),
             o.learning_rate,
             o.momentum,
             np.int32(o.nesterov),
         )
     else:
-        go("sgd", p, g, count, o.learning_rate)
+        go("sgd", p, g, count, limit(o), o.learning_rate)
 
 
 def adam(o: Any, p: Any, g: Any, s: Any, count: Any, go: Call) -> None:
     rate = o.learning_rate * math.sqrt(1 - o.beta_2**STEP) / (1 - o.beta_1**STEP)
     keep = 1 - o.learning_rate * o.weight_decay
-    go("adam", p, g, s["m"], s["v"], count, rate, o.beta_1, o.beta_2, o.epsilon, keep)
+    go("adam", p, g, s["m"], s["v"], count, limit(o), rate, o.beta_1, o.beta_2, o.epsilon, keep)
 
 
 def adagrad(o: Any, p: Any, g: Any, s: Any, count: Any, go: Call) -> None:
     start = o.initial_accumulator_value + o.epsilon
-    go("adagrad", p, g, s["accumulator"], count, o.learning_rate, start)
+    go("adagrad", p, g, s["accumulator"], count, limit(o), o.learning_rate, start)
 
 
 def rmsprop(o: Any, p: Any, g: Any, s: Any, count: Any, go: Call) -> None:
     slots = (s["velocity"], s.get("mean"), s.get("momentum"))
-    go("rmsprop", p, g, *slots, count, o.learning_rate, o.rho, o.momentum, o.epsilon)
+    go("rmsprop", p, g, *slots, count, limit(o), o.learning_rate, o.rho, o.momentum, o.epsilon)
 
 
 def lion(o: Any, p: Any, g: Any, s: Any, count: Any, go: Call) -> None:
-    go("lion", p, g, s["m"], count, o.learning_rate, o.beta_1, o.beta_2, o.weight_decay)
+    go("lion", p, g, s["m"], count, limit(o), o.learning_rate, o.beta_1, o.beta_2, o.weight_decay)
 
 
 def lars(o: Any, p: Any, g: Any, s: Any, count: Any, go: Call) -> None:
-    norms = np.empty(2)
-    go("lars_norms", p, g, count, norms, grid=1)
-    numbers = (o.learning_rate, o.momentum, o.weight_decay, o.trust_coefficient)
+    norms = np.empty(2 * NORMS)
+    go("lars_norms", p, g, count, norms, limit(o), grid=NORMS)
+    numbers = (
+        np.int32(NORMS),
+        limit(o),
+        o.learning_rate,
+        o.momentum,
+        o.weight_decay,
+        o.trust_coefficient,
+    )
     go("lars", p, g, s["momentum"], count, norms, *numbers)
 
 
 def lamb(o: Any, p: Any, g: Any, s: Any, count: Any, go: Call) -> None:
-    norms, fixes = np.empty(2), (1 - o.beta_1**STEP, 1 - o.beta_2**STEP)
-    numbers = (o.beta_1, o.beta_2, o.epsilon, o.weight_decay, *fixes)
-    go("lamb_norms", p, g, s["m"], s["v"], count, norms, *numbers, grid=1)
-    settings = (o.learning_rate, o.epsilon, o.weight_decay, *fixes)
+    norms, fixes = np.empty(2 * NORMS), (1 - o.beta_1**STEP, 1 - o.beta_2**STEP)
+    numbers = (limit(o), o.beta_1, o.beta_2, o.epsilon, o.weight_decay, *fixes)
+    go("lamb_norms", p, g, s["m"], s["v"], count, norms, *numbers, grid=NORMS)
+    settings = (np.int32(NORMS), o.learning_rate, o.epsilon, o.weight_decay, *fixes)
     go("lamb", p, s["m"], s["v"], norms, *settings)
 
 
@@ -79,6 +92,9 @@ CASES = [
     (optim.Lion(0.01, weight_decay=0.1), lion),
     (optim.LARS(0.1, weight_decay=0.01), lars),
     (optim.Lamb(0.01, weight_decay=0.1), lamb),
+    (optim.Adam(0.01, clip_value=0.02), adam),
+    (optim.Lion(0.01, clip_value=0.02), lion),
+    (optim.LARS(0.1, clip_value=0.02), lars),
 ]
 
 
@@ -103,8 +119,32 @@ def test_updates_are_those_of_the_optimizers(
         count = np.array([samples], p.dtype)
         wide = {name: slot.astype(float) for name, slot in slots.items()}
         expected = p.astype(float)
-        optimizer.update(expected, g.astype(float), wide, count.astype(float), STEP)
+        sums = np.clip(g.astype(float), -limit(optimizer) * 8, limit(optimizer) * 8)
+        optimizer.update(expected, sums, wide, count.astype(float), STEP)
         kernel(optimizer, p, g, slots, count, go)
         np.testing.assert_allclose(p, expected, tolerance, tolerance)
         for name, slot in slots.items():
             np.testing.assert_allclose(slot, wide[name], tolerance, tolerance)
+
+
+@pytest.mark.parametrize("n", [0, 1, 1027])
+@pytest.mark.parametrize("suffix", ["f32", "f64"])
+def test_divisors_limit_the_norm_of_means(suffix: str, n: int) -> None:
+    g: np.ndarray = np.random.default_rng(0).standard_normal(n).astype(SUFFIXES[suffix])
+    norm, count = float(np.linalg.norm(g.astype(float))), np.array([8], g.dtype)
+    squares, divisor = np.empty(2 * NORMS), np.empty_like(count)
+    run("optimizers", f"squares_{suffix}", squares, g, np.int64(n), grid=NORMS, skip=1)
+    np.testing.assert_allclose(squares[::2].sum(), norm**2, 1e-12)
+    for most in (norm / 16, norm):  # of the mean: that is norm / 8
+        more = (squares, np.int32(NORMS), np.float64(most))
+        run("optimizers", f"divisor_{suffix}", divisor, count, *more, grid=1)
+        expected = norm / most if 0 < most < norm / 8 else 8
+        np.testing.assert_allclose(divisor, expected, 1e-6)
+
+
+@pytest.mark.parametrize("suffix", ["f32", "f64"])
+def test_averages_of_parameters(suffix: str) -> None:
+    average, p = np.random.default_rng(0).standard_normal((2, 1027)).astype(SUFFIXES[suffix])
+    expected = 0.9 * average.astype(float) + (1 - 0.9) * p
+    run("optimizers", f"average_{suffix}", average, p, np.float64(0.9), np.int64(1027), skip=1)
+    np.testing.assert_allclose(average, expected, 1e-6, 1e-6)

@@ -14,7 +14,7 @@ from allreduce.devices.base import COLLECTIVE, Buffer, Device, Stream
 from allreduce.devices.budget import Contents
 from allreduce.devices.cuda import arrays
 from allreduce.devices.cuda.driver import api, call
-from allreduce.devices.cuda.kernels import copies, elementwise
+from allreduce.devices.cuda.kernels import copies, elementwise, optimizers
 from allreduce.devices.cuda.memory import PinnedPool, Pool, device_pool
 from allreduce.devices.cuda.streams import CudaEvent, CudaStream, current_stream
 from allreduce.devices.integers import integer
@@ -219,6 +219,9 @@ class CudaDevice(Device):
 
     def accumulate(self, target: Any, value: Any) -> None:
         elementwise.binary("add")(target, [target, value], {})
+
+    def clip(self, divisor: Any, gradients: Any, count: Any, limit: float) -> None:
+        optimizers.clip(divisor, gradients, count, limit)
 
     def constant(self, value: npt.NDArray[Any]) -> Any:
         there = self.allocate(value.nbytes, zero=False).array(value.dtype, value.shape)

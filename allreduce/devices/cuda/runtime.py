@@ -93,7 +93,10 @@ class CudaRuntime(Runtime):
         name = _updater(kind)
         if name not in UPDATES:
             return None
-        found: Callable[..., None] = getattr(_module("optimizers"), UPDATES[name])(rule)
+        module = _module("optimizers")
+        found: Callable[..., None] = getattr(module, UPDATES[name])(rule)
+        if rule.average_slots:
+            found = module.averaged(found, rule)
         return found
 
 

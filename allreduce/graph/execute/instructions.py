@@ -11,7 +11,7 @@ import numpy as np
 
 from allreduce import settings
 from allreduce.comm.arguments.arrays import dtype_named
-from allreduce.devices import options
+from allreduce.devices import COLLECTIVE, options
 from allreduce.devices.registry import runtime
 from allreduce.errors import UnsupportedError, UsageError
 from allreduce.graph.core.node import Node, blame
@@ -28,7 +28,7 @@ from allreduce.graph.execute.sharded_instructions import (
 )
 from allreduce.graph.ops.collective import contribution_of_none
 from allreduce.graph.partition.rendezvous import Key
-from allreduce.graph.schedule.streams import stream_of
+from allreduce.graph.schedule.streams import COMPUTE, stream_of
 from allreduce.graph.trace.printing import say
 from allreduce.graph.update.step_checksum import begin_update
 from allreduce.graph.update.update import UpdateRule
@@ -178,18 +178,15 @@ def _all_reduce_bucket(frame: Frame, node: Node) -> Step:
 def _short_all_reduce(frame: Frame, node: Node, part: np.ndarray) -> Step:
     """Reduce gradients in a shorter dtype; what waits for it has them in their own."""
     assert node.device is not None, node
-    if not node.device.on_host:
-        raise UnsupportedError(
-            f"{node.source}: mixed precision is for CPUs, but the gradients lie on "
-            f"{node.device.local}; turn it off"
-        )
-    put = frame.device(node.device).assign
-    wire = np.empty(part.shape, dtype_named(node.attrs["wire"]))
+    device = frame.device(node.device)
+    dtype = dtype_named(node.attrs["wire"])
+    wire = device.allocate(part.size * dtype.itemsize).array(dtype, part.shape)
     start = frame.communicator.all_reduce_init(wire, op="sum", out=wire)
-    frame.received[node.id] = lambda: put(part, wire)
+    before, after = device.own(COLLECTIVE), device.own(COMPUTE)
+    frame.received[node.id] = partial(after.launch, device.assign, part, wire)
 
     def run() -> None:
-        put(wire, part)
+        before.launch(device.assign, wire, part)
         frame.works[node.id] = start()
 
     return run
@@ -258,11 +255,6 @@ def _update_of(node: Node, spans: Sequence[tuple[str, slice]]) -> Callable[..., 
     assert node.device is not None, node
     if node.device.on_host:
         return rule.bucket_update(spans)
-    if rule.clip_norm is not None:
-        raise UnsupportedError(
-            f"{node.source}: clip_norm has no kernel for {node.device.kind}; leave it out, or "
-            'place the variables on ar.device("CPU:0")'
-        )
     return rule.bucket_update(spans, partial(_device_update, node))
 
 

@@ -10,21 +10,17 @@ slices, and one all-reduce of a single number joins them.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
-
 import numpy as np
 
 from allreduce.comm.fused_update import update_init
 from allreduce.devices import options
+from allreduce.devices.clipping import set_divisor, sum_of_squares
 from allreduce.graph.core.node import Node
 from allreduce.graph.execute.frame import Frame, Step
 from allreduce.graph.execute.reports import end
 from allreduce.graph.update.sharded_update import Slices
 from allreduce.graph.update.step_checksum import begin_update
-from allreduce.reduction import Arena, Bucket, Layout, ShardMode
-
-_BLOCK = 1 << 20  # elements that BLAS adds up without losing digits
+from allreduce.reduction import Bucket, Layout, ShardMode
 
 
 def update_slices(frame: Frame, node: Node) -> Step:
@@ -132,12 +128,13 @@ def _slices(frame: Frame, node: Node) -> Slices:
 
 def gradient_norm(frame: Frame, node: Node) -> Step:
     """Return the function that measures gradients that each replica has as a whole."""
-    arena, rule = frame.arena(node), node.attrs["rule"]
-    gradients = [arena.gradients[arena.layout.header :]]
-    measure = frame.queues.on(node, lambda: _clip(arena, rule.clip_norm, _squares(gradients)))
+    arena, limit = frame.arena(node), node.attrs["rule"].clip_norm
+    gradients = arena.gradients[arena.layout.header :]
+    assert node.device is not None, node
+    clip = frame.queues.on(node, frame.device(node.device).clip)
 
     def run() -> None:
-        measure()
+        clip(arena.divisor, gradients, arena.count, limit)
 
     return run
 
@@ -154,27 +151,14 @@ def all_reduce_norm(frame: Frame, node: Node) -> Step:
     ]
     total = np.zeros(1)
     start = frame.communicator.all_reduce_init(total, op="sum", out=total)
-    frame.received[node.id] = lambda: _clip(arena, rule.clip_norm, total[0] + _squares(alike))
+    frame.received[node.id] = lambda: set_divisor(
+        *(arena.divisor, arena.count, total[0] + sum_of_squares(alike), rule.clip_norm)
+    )
 
     def run() -> None:
         for i in node.control:
             end(frame, i)
-        total[0] = _squares(own)
+        total[0] = sum_of_squares(own)
         frame.works[node.id] = start()
 
     return run
-
-
-def _clip(arena: Arena, limit: float, squares: float) -> None:
-    norm, count = math.sqrt(squares), float(arena.count[0])
-    most = limit * count
-    arena.divisor[0] = count * (norm / most) if norm > most > 0 else count
-
-
-def _squares(arrays: Iterable[np.ndarray]) -> float:
-    return sum(float(np.dot(part, part)) for array in arrays for part in _blocks(array))
-
-
-def _blocks(array: np.ndarray) -> Iterator[np.ndarray]:
-    for first in range(0, len(array), _BLOCK):
-        yield array[first : first + _BLOCK]
