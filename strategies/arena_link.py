@@ -29,6 +29,8 @@ class ArenaLink:
         is_chief: Whether this worker gives the parameters their initial values.
         timeout: Seconds to wait until the chief has.
         turn: How many arenas of the same variables the worker has had before.
+        checkpoint: The servers' folder for checkpoints, and after how many updates they write one.
+        pipelines: Whether a step begins without waiting for the gradients of the one before.
 
     Raises:
         UsageError: The optimizer has code of the user's own, which servers do not have.
@@ -44,10 +46,13 @@ class ArenaLink:
         is_chief: bool,
         timeout: float,
         turn: int = 0,
+        checkpoint: tuple[str | None, int] = (None, 0),
+        pipelines: bool = False,
     ) -> None:
         self.rule, self.plan = rule, plan
         self._arena, self._task, self._is_chief = plan.arenas[0], task, is_chief
-        self._timeout = timeout
+        self._timeout, self._checkpoint, self._pipelines = timeout, checkpoint, pipelines
+        self._pending: list[Call] = []  # gradients that were sent without waiting
         layout = plan.layout
         described = repr((layout.spans, layout.dtype.name, type(rule).__name__, rule.all_slots))
         self.key = f"{crc32(described.encode()):08x}-{turn}"
@@ -76,6 +81,8 @@ class ArenaLink:
         server, part = self._servers[index]
         fields = {**self._fields(), "part": part.as_json(), "optimizer": self._optimizer}
         fields |= {"dtype": self._arena.layout.dtype.name, "servers": len(self._servers)}
+        fields |= {"checkpoint": self._checkpoint[0], "checkpoint_every": self._checkpoint[1]}
+        fields |= {"server": server.name, "index": index}
         fields |= {"task": self._task, "slots": [], "version": int(self._arena.iterations)}
         values: list[np.ndarray] = []
         if self._is_chief or not initial:
@@ -92,10 +99,11 @@ class ArenaLink:
                     f"[parameter server] {self._task}: the chief has not initialised the variables "
                     f"on {server.name} within {self._timeout:g} s; is worker 0 running?"
                 )
-        if not initial:
+        if not initial or (self._is_chief and reply["restored"]):
+            what = "goes on" if initial else "has restarted; it goes on"
             logger.warning(
-                "[parameter server] %s: %s has restarted; it goes on from update %d, %s",
-                *(self._task, server.name, reply["version"], reply["source"]),
+                "[parameter server] %s: %s %s from update %d, %s",
+                *(self._task, server.name, what, reply["version"], reply["source"]),
             )
         self._seen[index] = -1
 
@@ -116,9 +124,8 @@ class ArenaLink:
             fields: Its arguments; each server gets the version of its part that is here, too.
             array: An array of the arena, of which each server gets its part.
         """
-        calls: list[Call] = []
-        for index in range(len(self._servers)):
-            calls.append(self._start(index, method, fields, array))
+        self._finish_pending()
+        calls = [self._start(i, method, fields, array) for i in range(len(self._servers))]
         replies = []
         for index, call in enumerate(calls):
             server, _ = self._servers[index]
@@ -138,18 +145,35 @@ class ArenaLink:
 
     # --- steps ---
 
-    def push(self) -> int:
+    def push(self) -> None:
         """Let the servers update with this worker's gradients, and take the new parameters over.
 
-        Returns:
-            The largest staleness of the gradients' parts.
+        With pipelining, these are the ones that the servers sent after the gradients before.
         """
         self._number += 1
         count = self._arena.count if self.rule.clip_norm is None else self._arena.divisor
         fields = {"count": float(count[0]), "number": self._number}
-        replies = self._call_all("push", fields, self._arena.gradients)
-        self._take(replies)
-        return max(int(reply["stale"]) for reply, _ in replies)
+        if not self._pipelines:
+            self._take(self._call_all("push", fields, self._arena.gradients))
+            return
+        calls = [
+            self._start(index, "push", fields, self._arena.gradients)
+            for index in range(len(self._servers))
+        ]
+        self._finish_pending()
+        self._pending = calls
+
+    def _finish_pending(self) -> None:
+        """Take over what the servers sent for gradients that were not waited for.
+
+        If a connection was lost meanwhile, the gradients are: their memory has new ones.
+        """
+        pending, self._pending = self._pending, []
+        for index, call in enumerate(pending):
+            server, _ = self._servers[index]
+            reply = server.finish_or_lose(call)
+            if reply is not None and "version" in reply[0]:
+                self._take_one(index, *reply)
 
     def contribute(self, update: int, share: int, of: int) -> None:
         """Add this worker's gradients to a synchronous update."""
@@ -186,11 +210,14 @@ class ArenaLink:
             self._call_all("configure", {"optimizer": self._optimizer})
 
     def _take(self, replies: Sequence[tuple[dict[str, Any], Sequence[np.ndarray]]]) -> None:
-        for index, (reply, arrays) in enumerate(replies):
-            _, part = self._servers[index]
-            if arrays:
-                self._arena.parameters[part.start : part.stop] = arrays[0]
-            self._seen[index] = reply["version"]
+        for index, reply in enumerate(replies):
+            self._take_one(index, *reply)
+
+    def _take_one(self, index: int, reply: dict[str, Any], arrays: Sequence[np.ndarray]) -> None:
+        _, part = self._servers[index]
+        if arrays:
+            self._arena.parameters[part.start : part.stop] = arrays[0]
+        self._seen[index] = reply["version"]
         self._arena.iterations = max(self._seen)
 
 

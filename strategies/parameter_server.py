@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Any, Literal
+from zlib import crc32
 
 import numpy as np
 from allreduce.strategies.arena_link import ArenaLink
@@ -17,6 +20,7 @@ from allreduce.cluster.spec import ClusterSpec, own_task
 from allreduce.devices.integers import integer
 from allreduce.devices.options import start_logging
 from allreduce.errors import TimeoutError, UnsupportedError, UsageError
+from allreduce.events import logger
 from allreduce.graph.core import seed
 from allreduce.graph.core.host_future import Output
 from allreduce.graph.replicate.compiled import Compiled
@@ -49,6 +53,13 @@ class ParameterServerStrategy(Strategy):
         total_replicas: How many gradients are computed at a time; those above
             `replicas_to_aggregate` are of backup workers, so that slow ones hold nobody up. By
             default `replicas_to_aggregate`.
+        staleness: How many steps a worker may be ahead of the slowest one, with asynchronous
+            updates; it then waits. From 1 on, a step does not wait for the answer to the gradients
+            of the step before. None for any number, without such overlap.
+        checkpoint: A folder in which servers write their parameters and slots, and from which they
+            read them when they start, also if their number is another one. Each server must reach
+            it.
+        checkpoint_every: After how many updates they write.
         timeout: Seconds to wait for servers that are not up, or lost, and for other workers; by
             default `ALLREDUCE_TIMEOUT`, or 300.
 
@@ -68,6 +79,9 @@ class ParameterServerStrategy(Strategy):
         update: Literal["async", "sync"] = "async",
         replicas_to_aggregate: int | None = None,
         total_replicas: int | None = None,
+        staleness: int | None = None,
+        checkpoint: str | PathLike[str] | None = None,
+        checkpoint_every: int = 100,
         timeout: float | None = None,
     ) -> None:
         start_logging()
@@ -81,10 +95,13 @@ class ParameterServerStrategy(Strategy):
         self._is_sync = _check_update(update, replicas_to_aggregate, total_replicas)
         size = integer("replicas_to_aggregate", replicas_to_aggregate or len(self._tasks), 1)
         total = integer("total_replicas", total_replicas or size, size)
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "update": update,
             "replicas_to_aggregate": size,
             "total_replicas": total,
+            "staleness": _check_staleness(staleness, self._is_sync),
+            "checkpoint": None if checkpoint is None else str(Path(checkpoint).absolute()),
+            "checkpoint_every": integer("checkpoint_every", checkpoint_every, 1),
         }
         read = settings.load()
         self._timeout = read.timeout if timeout is None else timeout
@@ -93,6 +110,7 @@ class ParameterServerStrategy(Strategy):
         self._fit = 0  # the number of the call of `fit`
         self._spec: FitSpec | None = None
         self._share: dict[str, Any] | None = None  # of the synchronous update, in `fit`
+        self._known: list[tuple[dict[str, Any], Sequence[np.ndarray]]] = []  # sums of epochs
         self._taken = True  # whether the latest share's gradient was used
         self._update = -1  # the synchronous update whose parameters are here
         secret = read.secret or b""
@@ -128,6 +146,7 @@ class ParameterServerStrategy(Strategy):
             "task": self.name,
             "is_chief": self.is_chief,
             "settings": self._settings,
+            "job": f"{crc32(self.cluster.as_json().encode()):08x}",
             "seed": seed.chosen(),
             "seed_is_set": seed.is_set(),
         }
@@ -151,11 +170,28 @@ class ParameterServerStrategy(Strategy):
         results = super()._run_compiled(compiled, arguments, step_infos)
         completed = [each for each in links if each.plan.arenas[0].completes]
         if not self._is_sync:
-            for link in completed:
-                link.push()
+            self._push(completed)
         elif completed:
             self._contribute(completed)
         return results
+
+    def _push(self, links: Sequence[ArenaLink]) -> None:
+        """Send gradients; wait if this worker is too far ahead of others."""
+        most, first = self._settings["staleness"], self._servers[0]
+        if most is None or not links:
+            for link in links:
+                link.push()
+            return
+        fields = {"most": most, "again": False}
+        tick = first.start("tick", fields)
+        for link in links:
+            link.push()
+        deadline = time.monotonic() + self._timeout
+        reply, _ = first.finish(tick)
+        while reply["ahead"]:
+            if time.monotonic() > deadline:
+                raise self._late()
+            reply, _ = first.call("tick", {**fields, "again": True})
 
     def _link(self, rule: Any, plan: ArenaPlan) -> ArenaLink:
         """Return the link of an arena; a new one registers it with the servers."""
@@ -168,6 +204,8 @@ class ParameterServerStrategy(Strategy):
                 is_chief=self.is_chief,
                 timeout=self._timeout,
                 turn=len(same),
+                checkpoint=(self._settings["checkpoint"], self._settings["checkpoint_every"]),
+                pipelines=bool(self._settings["staleness"]),
             )
             self._links[id(plan)] = found
         return found
@@ -225,16 +263,19 @@ class ParameterServerStrategy(Strategy):
                 "gradient_accumulation with synchronous parameter servers: a larger batch_size "
                 "does the same, as an update takes gradients of several workers anyway"
             )
-        self._fit, self._spec = self._fit + 1, spec
+        self._fit, self._spec, self._known = self._fit + 1, spec, []
         self._send_changes()
         self._begin()
 
-    def _begin(self) -> None:
+    def _begin(self, *, again: bool = False) -> None:
+        """Begin a call of `fit`, or again after a restart of the first server."""
         assert self._spec is not None
-        fields = {"fit": self._fit, "spec": self._spec.as_json(), "is_chief": self.is_chief}
+        arrays = [each for _, found in self._known for each in found]
+        fields = {"again": again, "known": [each for each, _ in self._known]}
+        fields |= {"fit": self._fit, "spec": self._spec.as_json(), "is_chief": self.is_chief}
         fields |= {"workers": len(self._tasks), "task": self.name}
         waited = 0.0
-        while self._servers[0].call("begin", fields)[0].get("wait"):
+        while self._servers[0].call("begin", fields, arrays)[0].get("wait"):
             waited += 1.0
             if waited >= self._timeout:
                 raise TimeoutError(
@@ -256,23 +297,65 @@ class ParameterServerStrategy(Strategy):
             fields.pop("done", None)
             arrays = ()
             if reply.get("unknown"):
-                self._begin()
+                self._begin(again=True)
             elif reply["what"] != "wait":
                 break
             elif time.monotonic() > deadline:
                 raise self._late()
         self._taken, self._share = True, None
         if reply["what"] == TRAIN and self._is_sync:
-            self._share = reply
-        return Answer(reply.pop("what"), reply, list(found))
+            self._share = dict(reply)
+        answer = Answer(reply.pop("what"), reply, list(found))
+        if answer.what == "epoch":
+            self._known.append((answer.fields, answer.arrays))
+        return answer
 
     def _late(self) -> TimeoutError:
         status, _ = self._servers[0].call("status", {})
         living = ", ".join(status["workers"])
         return TimeoutError(
-            f"[parameter server] {self.name}: no rows and no update within {self._timeout:g} s; "
+            f"[parameter server] {self.name}: nothing to do within {self._timeout:g} s; "
             f"the workers that live are {living}: start the missing ones (--restarts does)"
         )
+
+    def status(self) -> dict[str, Any]:
+        """Return what the servers have counted.
+
+        Returns:
+            "workers": the names of those that live; "updates": the number of updates of each
+            server; "staleness": how many gradients were so many updates old (100 stands for more,
+            too); "dropped": the number of gradients that came too late for a synchronous update.
+        """
+        found: dict[str, Any] = {"updates": {}, "staleness": {}, "dropped": 0}
+        for server in self._servers:
+            each, _ = server.call("status", {})
+            if server is self._servers[0]:
+                found["workers"], found["dropped"] = each["workers"], each["dropped"]
+            stores = each["stores"].values()
+            found["updates"][server.name] = max((s["updates"] for s in stores), default=0)
+            for number, count in (pair for store in stores for pair in store["staleness"]):
+                found["staleness"][number] = found["staleness"].get(number, 0) + count
+        return found
+
+    def end_fit(self) -> None:
+        """Read the values of the end; the chief reports what the servers have counted."""
+        self.refresh(slots=self.is_chief)
+        if not self.is_chief:
+            return
+        found = self.status()
+        ages = found["staleness"]
+        if self._is_sync:
+            logger.info(
+                "[parameter server] %d updates; %d gradients came too late and were dropped",
+                *(max(found["updates"].values()), found["dropped"]),
+            )
+        elif ages:
+            mean = sum(age * count for age, count in ages.items()) / sum(ages.values())
+            logger.info(
+                "[parameter server] %d updates; gradients were %.2f updates old on average, "
+                "%d at most",
+                *(max(found["updates"].values()), mean, max(ages)),
+            )
 
     def was_taken(self) -> bool:
         """Return whether the latest part's gradients were used."""
@@ -317,6 +400,14 @@ def _check_update(update: Any, size: Any, total: Any) -> bool:
     if update == "async" and (size is not None or total is not None):
         raise UsageError('replicas_to_aggregate and total_replicas are for update="sync"')
     return bool(update == "sync")
+
+
+def _check_staleness(staleness: int | None, is_sync: bool) -> int | None:
+    if staleness is None:
+        return None
+    if is_sync:
+        raise UsageError("staleness is for asynchronous updates; synchronous ones have none")
+    return integer("staleness", staleness, 0)
 
 
 def _check_assignments(compiled: Compiled) -> None:

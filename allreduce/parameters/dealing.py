@@ -276,7 +276,30 @@ class Fit:
         self._queue.appendleft(part)
         self._changed.notify_all()
 
-    # --- checkpoints ---
+    # --- restarts ---
+
+    def learn(self, known: Sequence[tuple[dict[str, Any], Sequence[np.ndarray]]]) -> None:
+        """Take over the sums of epochs that a worker knows, as after a restart of this server.
+
+        Args:
+            known: The fields and arrays of the answers "epoch", from the first one on.
+        """
+        with self._changed:
+            if self.spec.first + len(known) <= self.epoch:
+                return
+            self._results = []
+            for fields, arrays in known:
+                rest, found = iter(arrays), {}
+                for phase in (TRAIN, VALIDATE):
+                    if phase in fields:
+                        names = fields[phase]
+                        found[phase] = _Sums(names, [next(rest) for _ in range(len(names) + 1)])
+                self._results.append(found)
+            self.epoch = self.spec.first + len(known)
+            self._answered = max(self._answered, self.epoch)
+            self._sums = {}
+            self._begin(TRAIN)
+            self._changed.notify_all()
 
     def state(self) -> tuple[dict[str, Any], list[np.ndarray]]:
         """Describe what is done as plain data and arrays; parts under way count as not done."""

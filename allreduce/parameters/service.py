@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,11 @@ import numpy as np
 from allreduce.errors import MismatchError, UsageError
 from allreduce.events import counted, logger
 from allreduce.optim import registry
+from allreduce.parameters import checkpoint
 from allreduce.parameters.aggregation import Aggregation
-from allreduce.parameters.dealing import Fit, FitSpec
+from allreduce.parameters.checkpoint import Contents, Writer
+from allreduce.parameters.clocks import Clocks
+from allreduce.parameters.dealing import TRAIN, VALIDATE, Fit, FitSpec
 from allreduce.parameters.partition import Part
 from allreduce.parameters.store import ParameterStore
 
@@ -58,6 +62,9 @@ class ParameterService:
         self._seed: int | None = None
         self._settings: dict[str, Any] | None = None
         self._aggregation: Aggregation | None = None
+        self._clocks = Clocks()
+        self._writers: dict[str, Writer] = {}  # of each store, and of the progress
+        self._files: dict[str, Path] = {}
         self._changed = threading.Condition()
 
     def call(self, caller: str, method: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
@@ -81,6 +88,7 @@ class ParameterService:
             if self._aggregation is not None:
                 self._aggregation.lose(caller, again=False)
             self._changed.notify_all()
+        self._clocks.rest(caller)
         parts = sum(fit.lose(caller, is_chief=worker.is_chief) for fit in fits)
         logger.info(
             "[parameter server] %s has gone%s",
@@ -99,6 +107,7 @@ class ParameterService:
                     sizes = settings["replicas_to_aggregate"], settings["total_replicas"]
                     # Higher than before a restart: other servers know the earlier numbers.
                     self._aggregation = Aggregation(*sizes, first=time.time_ns() // 1_000_000)
+                self._restore(fields)
             different = [n for n, value in settings.items() if self._settings.get(n) != value]
             if different:
                 name = different[0]
@@ -117,6 +126,38 @@ class ParameterService:
             self._workers[caller] = _Worker(fields["task"], fields["is_chief"])
             self._changed.notify_all()
             return {"seed": self._seed}, ()
+
+    def _restore(self, fields: Mapping[str, Any]) -> None:
+        """Read the progress of the calls of `fit` in this job, if this task has restarted."""
+        folder = fields["settings"].get("checkpoint")
+        if folder is None:
+            return
+        path = self._files["progress"] = Path(folder) / f"{fields['job']}-progress.safetensors"
+        self._writers["progress"] = Writer()
+        found = checkpoint.read(path) if path.exists() else None
+        if found is None:
+            return
+        arrays = [found.arrays[name] for name in sorted(found.arrays)]
+        for number, (state, count) in found.described.items():
+            own, arrays = arrays[:count], arrays[count:]
+            self._fits[int(number)] = Fit.restored(state, own, self._aggregation)
+
+    def _save_progress(self) -> None:
+        """Write the progress of all calls of `fit`."""
+        writer = self._writers.get("progress")
+        if writer is None:
+            return
+
+        def contents() -> Contents:
+            described: dict[str, Any] = {}
+            arrays: list[np.ndarray] = []
+            for number, fit in list(self._fits.items()):
+                state, own = fit.state()
+                described[str(number)] = state, len(own)
+                arrays += own
+            return Contents({f"{i:06d}": each for i, each in enumerate(arrays)}, described)
+
+        writer.start(self._files["progress"], contents)
 
     def _status(self, _: str, __: Mapping[str, Any], ___: Arrays) -> Reply:
         """Report the workers that live, and the counts of updates."""
@@ -145,6 +186,7 @@ class ParameterService:
                 optimizer = registry.deserialize(json.loads(fields["optimizer"]), {})
                 store = ParameterStore(part, optimizer, fields["dtype"], fields["servers"])
                 self._stores[key] = store
+                self._load(store, fields)
             elif store.part != part:
                 raise MismatchError(
                     f"[parameter server] {fields['task']} describes other variables than the "
@@ -158,7 +200,46 @@ class ParameterService:
                 store.source = f"the values of {fields['task']}"
                 self._changed.notify_all()
         ready = store.initialised(WAIT_SECONDS)
-        return {"ready": ready, "version": store.version, "source": store.source}, ()
+        return {
+            "ready": ready,
+            "version": store.version,
+            "source": store.source,
+            "restored": store.restored,
+        }, ()
+
+    def _load(self, store: ParameterStore, fields: Mapping[str, Any]) -> None:
+        """Read a new store's values from the checkpoint, if there is one."""
+        if fields["checkpoint"] is None:
+            return
+        key, folder = fields["store"], Path(fields["checkpoint"])
+        self._files[key] = checkpoint.part_path(folder, key, fields["index"], fields["servers"])
+        self._writers[key] = Writer()
+        store.every = fields["checkpoint_every"]
+        found = checkpoint.read_part(folder, key, store.part)
+        if found is None:
+            return
+        arrays, version = found
+        slots = {name: array for name, array in arrays.items() if name in store.slots}
+        store.set(arrays["parameters"], slots, version)
+        store.source, store.restored = f"its checkpoint in {folder}", True
+        logger.warning(
+            "[parameter server] %s goes on from update %d, %s",
+            *(fields["server"], version, store.source),
+        )
+
+    def _save(self, key: str, store: ParameterStore) -> None:
+        """Write a store's part, if so many updates have been done since the latest checkpoint."""
+        writer = self._writers.get(key)
+        if writer is None or not store.is_due:
+            return
+
+        def contents() -> Contents:
+            arrays, version = store.snapshot()
+            store.saved = version
+            return checkpoint.describe_part(store.part, arrays, version)
+
+        writer.start(self._files[key], contents)
+        self._save_progress()
 
     def _known(self, key: str) -> ParameterStore | None:
         store = self._stores.get(key)
@@ -171,6 +252,7 @@ class ParameterService:
             return {"unknown": True}, ()
         (gradients,) = arrays
         stale = store.push(gradients, fields["count"], fields["seen"], caller, fields["number"])
+        self._save(fields["store"], store)
         return {"version": store.version, "stale": stale}, (store.parameters,)
 
     def _contribute(self, _: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
@@ -181,6 +263,7 @@ class ParameterService:
         store.contribute(
             arrays[0], fields["count"], fields["update"], fields["share"], fields["of"]
         )
+        self._save(fields["store"], store)
         return {}, ()
 
     def _pull(self, _: str, fields: Mapping[str, Any], __: Arrays) -> Reply:
@@ -220,12 +303,16 @@ class ParameterService:
 
     # --- fit ---
 
-    def _begin(self, _: str, fields: Mapping[str, Any], __: Arrays) -> Reply:
-        """Begin a call of `fit`; the chief does, and the others wait for that."""
+    def _begin(self, _: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
+        """Begin a call of `fit`; the chief does, and the others wait for that.
+
+        After a restart of this server, a worker that was in the call begins it again with the sums
+        of the epochs that it knows.
+        """
         number = fields["fit"]
         given = FitSpec.of_json(fields["spec"])
         with self._changed:
-            if number not in self._fits and fields["is_chief"]:
+            if number not in self._fits and (fields["is_chief"] or fields["again"]):
                 self._fits[number] = Fit(given, fields["workers"], self._aggregation)
                 self._changed.notify_all()
             if not self._changed.wait_for(lambda: number in self._fits, WAIT_SECONDS):
@@ -237,6 +324,11 @@ class ParameterService:
                 f"{fit.spec}; "
                 "pass the same arguments on all workers"
             )
+        rest, known = iter(arrays), []
+        for each in fields["known"]:
+            count = sum(len(each[phase]) + 1 for phase in (TRAIN, VALIDATE) if phase in each)
+            known.append((each, [next(rest) for _ in range(count)]))
+        fit.learn(known)
         return {"epoch": fit.epoch}, ()
 
     def _next(self, caller: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
@@ -244,17 +336,24 @@ class ParameterService:
         fit = self._fits.get(fields["fit"])
         if fit is None or caller not in self._workers:
             return {"unknown": True}, ()
-        done = fields.get("done")
+        done, before = fields.get("done"), fit.epoch
         if done is not None:
             fit.finish(caller, done["part"], done["epoch"], done["names"], arrays)
-        answer = fit.next(
-            caller,
-            fields["seen"],
-            is_chief=fields["is_chief"],
-            stops=fields["stops"],
-            timeout=WAIT_SECONDS,
-        )
+        given = {"is_chief": fields["is_chief"], "stops": fields["stops"]}
+        answer = fit.next(caller, fields["seen"], timeout=0.0, **given)
+        if answer.what != TRAIN:  # others do not wait for its steps
+            self._clocks.rest(caller)
+        if answer.what == "wait":
+            answer = fit.next(caller, fields["seen"], timeout=WAIT_SECONDS, **given)
+        if fit.epoch > before:
+            self._save_progress()
         return {"what": answer.what, **answer.fields}, answer.arrays
+
+    def _tick(self, caller: str, fields: Mapping[str, Any], _: Arrays) -> Reply:
+        """Count an asynchronous step; wait while the worker is more than so many steps ahead."""
+        if not fields["again"]:
+            self._clocks.tick(caller)
+        return {"ahead": not self._clocks.wait(caller, fields["most"], WAIT_SECONDS)}, ()
 
     def _claim(self, caller: str, fields: Mapping[str, Any], _: Arrays) -> Reply:
         """Ask whether a synchronous update takes a gradient."""
@@ -276,5 +375,6 @@ _METHODS: Mapping[str, Callable[[ParameterService, str, Mapping[str, Any], Array
     "slots": ParameterService._slots,
     "begin": ParameterService._begin,
     "next": ParameterService._next,
+    "tick": ParameterService._tick,
     "claim": ParameterService._claim,
 }

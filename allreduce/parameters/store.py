@@ -35,6 +35,9 @@ class ParameterStore:
         version: The number of updates so far.
         has_values: Whether parameters have been set or loaded.
         source: Where their first values came from, for messages.
+        restored: Whether that was a checkpoint.
+        every: After how many updates a checkpoint is due; 0 for never.
+        saved: The version of the latest checkpoint.
         staleness: How many gradients were so many updates old when they were applied.
         dropped: The number of gradients that came too late for their synchronous update.
     """
@@ -45,7 +48,9 @@ class ParameterStore:
         self.slots = {name: _zeros(part.size, self.dtype) for name in optimizer.all_slots}
         self.version = 0
         self.has_values = False
-        self.source = ""
+        self.source, self.restored = "", False
+        self.every = 0
+        self.saved = 0
         self.staleness: Counter[int] = Counter()
         self.dropped = 0
         self._servers = servers
@@ -89,6 +94,7 @@ class ParameterStore:
             for name, array in slots.items():
                 self.slots[name][...] = array
             self.version = self.version if version is None else version
+            self.saved = self.optimizer.iterations = self.version
             self.has_values = True
             self._changed.notify_all()
 
@@ -100,7 +106,8 @@ class ParameterStore:
         Args:
             gradients: Their sum over the worker's samples, `(n,)`; may be changed.
             count: What to divide it by: the number of samples, or more where it is clipped.
-            seen: The version of the parameters that the worker computed them with.
+            seen: The version of the parameters that the worker computed them with; -1 if they were
+                those of a server that has restarted.
             worker: The worker's name.
             number: The number of the gradient, counted by the worker from 1; 0 for none. A number
                 that has come before is ignored, since a worker repeats a call whose answer it has
@@ -115,7 +122,7 @@ class ParameterStore:
             if number and self._latest.get(worker, 0) >= number:
                 return -1
             self._latest[worker] = number
-            stale = max(self.version - seen, 0)
+            stale = max(self.version - seen, 0) if seen >= 0 else 0
             self.staleness[min(stale, _MOST_STALENESS)] += 1
             self._apply(gradients, count)
         return stale
@@ -193,6 +200,11 @@ class ParameterStore:
         """Wait until values have been set; returns whether they have."""
         with self._changed:
             return self._changed.wait_for(lambda: self.has_values, timeout)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether so many updates have been done since the latest checkpoint."""
+        return self.every > 0 and self.version - self.saved >= self.every
 
     def snapshot(self) -> tuple[dict[str, np.ndarray], int]:
         """Copy the parameters (as "parameters") and slots, and the version they belong to."""

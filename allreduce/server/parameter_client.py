@@ -21,6 +21,7 @@ from allreduce.server.connect import Peer
 from allreduce.server.session import raise_failure
 
 _LOOK_SECONDS = 0.5
+_RETRY_SECONDS = 0.1
 Arrays = Sequence[np.ndarray]
 Reply = tuple[dict[str, Any], Arrays]
 
@@ -64,6 +65,7 @@ class ParameterServer:
         self._waiting: dict[tuple[Channel, int], Answer] = {}
         self._requests = 0
         self._generation: int | None = None
+        self._past: set[int] = set()  # generations before it
         self._lost_at: float | None = None  # when the connection was lost
         self._closed = False
 
@@ -97,6 +99,10 @@ class ParameterServer:
             if frame.kind == pb.Frame.FAILED:
                 raise_failure(frame, self.name)
             return json.loads(frame.json), call.answer.arrays
+
+    def finish_or_lose(self, call: Call) -> Reply | None:
+        """Wait for the results of a call; None if the connection was lost, and with it the call."""
+        return self.finish(call) if call.channel is not None and self._has_come(call) else None
 
     def _send(self, call: Call) -> None:
         channel = self._open()
@@ -153,17 +159,25 @@ class ParameterServer:
             left = max(deadline - time.monotonic(), 0.1)
             peer = Peer(self._address, self._secret, left, self.name)
             try:
+                if peer.hello.generation in self._past:  # cut off meanwhile, and replaced
+                    raise JoinError(
+                        f"[parameter server] the process at {self._address} is an earlier one of "
+                        f"{self.name}, which a newer one has replaced; end it"
+                    )
                 channel = peer.open(self._identity, self._take, self._lose, is_clients=True)
                 break
             except JoinError as error:  # it may have ended between the two
                 if time.monotonic() > deadline:
                     raise TimeoutError(str(error)) from error
+                time.sleep(_RETRY_SECONDS)
             finally:
                 peer.close()
         if self._lost_at is not None:
             how = "" if peer.hello.generation == self._generation else " after a restart"
             seconds = time.monotonic() - self._lost_at
             logger.warning("[parameter server] %s is back%s, %.1f s later", self.name, how, seconds)
+        if self._generation not in (None, peer.hello.generation):
+            self._past.add(self._generation)
         self._generation, self._lost_at = peer.hello.generation, None
         return channel
 

@@ -60,6 +60,10 @@ class Dealer(Protocol):
         """
         ...
 
+    def end_fit(self) -> None:
+        """End a call of `fit`: read the newest parameters and slots."""
+        ...
+
     def was_taken(self) -> bool:
         """Return whether the gradients of the latest part were used; False if it was too late."""
         ...
@@ -113,6 +117,8 @@ class _Run:
         while (answer := self._dealer.ask(seen, hooks.stopping, done)).what != "end":
             done = None
             if answer.what == "epoch":
+                if not tests:
+                    shown.measured()
                 logs = self._learn(answer, shown, tests)
                 history.on_epoch_end(seen, logs)
                 seen = answer.fields["epoch"] + 1
@@ -122,9 +128,10 @@ class _Run:
             else:
                 if not tests:
                     hooks.call("on_test_begin")
+                    shown.measured()
                 tests = True
                 done = self._validate(answer)
-        self._dealer.refresh(slots=self._dealer.is_chief)
+        self._dealer.end_fit()
         hooks.call("on_train_end", logs=logs)
         return history
 
@@ -146,11 +153,12 @@ class _Run:
                 continue
             own, arrays = arrays[: len(kinds) + 1], arrays[len(kinds) + 1 :]
             found = reported(kinds, own, model.state_values)
+            if phase == TRAIN:
+                shown.count(int(own[0]))
             logs |= {prefix + name: value for name, value in found.items()}
             if phase == VALIDATE and tests:
                 self._hooks.call("on_test_end", logs=found)
         with shown:
-            shown.measured()
             shown.finish(logs)
         model.epochs_done += 1
         self._dealer.refresh(slots=self._has_callbacks)

@@ -110,6 +110,10 @@ class Epoch(AbstractContextManager["Epoch"]):
             text = self._text(values())
             self._bar.update(self._task, completed=self._done, values=text, refresh=True)
 
+    def count(self, samples: int) -> None:
+        """Set the number of samples, where other processes have done some of them."""
+        self._samples = samples
+
     def measured(self) -> None:
         """Stop the clock: all steps are done; validation may follow."""
         self._seconds = time.perf_counter() - self._start

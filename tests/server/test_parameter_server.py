@@ -92,3 +92,54 @@ def test_synchronous_updates_equal_those_of_mirrored_replicas(tmp_path: Path) ->
     assert found.files == mirrored.files
     for name in found.files:
         np.testing.assert_allclose(found[name], mirrored[name], rtol=1e-4, atol=1e-6)
+
+
+# The chief kills a worker and the server itself, each once, and trains to the end.
+KILLS = """
+import os, signal, sys, time
+import allreduce as ar
+from tests.server.test_parameter_server import data, model_in, pid_of
+
+ar.set_seed(3)
+strategy = ar.ParameterServerStrategy(
+    update=sys.argv[1], checkpoint=sys.argv[2], checkpoint_every=3, timeout=60
+)
+model = model_in(strategy)
+
+
+class Kills(ar.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        victim = {1: "worker:1", 3: "ps:0"}.get(epoch)
+        if strategy.is_chief and victim:
+            os.kill(pid_of(victim), signal.SIGKILL)
+
+
+history = model.fit(*data(), batch_size=24, epochs=6, verbose=0, callbacks=[Kills()])
+losses = history.history["loss"]
+print("losses", len(losses), losses[-1] < losses[0])
+"""
+
+
+def pid_of(task: str) -> int:
+    """Return the process of a task that this process's launcher has started."""
+    own = f"ALLREDUCE_TASK={task}".encode()
+    command = ["ps", "-o", "pid=", "--ppid", str(os.getppid())]
+    for pid in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split():
+        environment = Path(f"/proc/{pid}/environ")
+        if environment.exists() and own in environment.read_bytes().split(b"\0"):
+            return int(pid)
+    raise AssertionError(f"no process of {task}")
+
+
+@pytest.mark.parametrize("update", ["async", "sync"])
+def test_training_survives_the_death_of_a_worker_and_of_the_server(
+    tmp_path: Path, update: str
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(KILLS)
+    result = launch("ps=1,worker=2", str(program), update, str(tmp_path / "saved"), restarts=2)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("losses 6 True") == 2
+    assert "others get" in result.stderr or "worker:1 has gone" in result.stderr
+    for said in ("/job:ps/task:0 is lost", "is back after a restart", "its checkpoint in"):
+        assert said in result.stderr

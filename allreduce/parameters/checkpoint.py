@@ -1,0 +1,166 @@
+"""Checkpoints of parameter servers: each writes its part, and any number of servers can read them.
+
+A part is a safetensors file with parameters and slots; its metadata have the place in the arena,
+the version and a checksum. Files are replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from allreduce import files
+from allreduce.events import logger
+from allreduce.parameters.partition import Part
+
+_FORMAT = "allreduce-parameters-1"
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a file has: arrays by name, and a description of them as plain data."""
+
+    arrays: dict[str, np.ndarray]
+    described: dict[str, Any]
+
+
+def write(path: Path, contents: Contents) -> None:
+    """Write or replace a file.
+
+    Raises:
+        OSError: The system does not take it; an old file is as it was.
+    """
+    text = json.dumps(contents.described)
+    metadata = {"format": _FORMAT, "described": text, "crc32": _checksum(contents.arrays, text)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.replace(path, save(contents.arrays, metadata=metadata))
+
+
+def read(path: Path) -> Contents | None:
+    """Read a file; warns and returns None if it is damaged or no checkpoint."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        logger.warning("[parameter server] the checkpoint %s is ignored: %s", path, error)
+        return None
+    text = metadata.get("described", "")
+    if metadata.get("format") != _FORMAT or metadata.get("crc32") != _checksum(arrays, text):
+        logger.warning(
+            "[parameter server] the checkpoint %s is ignored: its checksum is wrong", path
+        )
+        return None
+    return Contents(arrays, json.loads(text))
+
+
+def _checksum(arrays: Mapping[str, np.ndarray], text: str) -> str:
+    state = crc32(text.encode())
+    for name in sorted(arrays):
+        state = crc32(name.encode(), state)
+        state = crc32(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data, state)
+    return f"{state:08x}"
+
+
+# --- parts of an arena ---
+
+
+def part_path(folder: Path, key: str, index: int, servers: int) -> Path:
+    """Return the file of one server's part."""
+    return folder / f"{key}-part-{index}-of-{servers}.safetensors"
+
+
+def describe_part(part: Part, arrays: dict[str, np.ndarray], version: int) -> Contents:
+    """Return the contents of the file of one server's part."""
+    described = {"start": part.start, "stop": part.stop, "version": version}
+    return Contents(arrays, described)
+
+
+def read_part(folder: Path, key: str, part: Part) -> tuple[dict[str, np.ndarray], int] | None:
+    """Read a part from the files of any number of servers.
+
+    Returns:
+        Its arrays and their version, the lowest of the files'; of several sets of files the newest
+        one. None if there is no complete one.
+    """
+    sets: dict[str, list[Contents]] = defaultdict(list)
+    for path in sorted(folder.glob(f"{key}-part-*-of-*.safetensors")):
+        found = read(path)
+        if found is not None:
+            sets[path.stem.rpartition("-")[2]].append(found)
+    best: tuple[dict[str, np.ndarray], int] | None = None
+    for parts in sets.values():
+        joined = _joined(parts, part)
+        if joined is not None and (best is None or joined[1] > best[1]):
+            best = joined
+    return best
+
+
+def _joined(parts: Sequence[Contents], part: Part) -> tuple[dict[str, np.ndarray], int] | None:
+    arrays: dict[str, np.ndarray] = {}
+    covered, versions = 0, []
+    for each in parts:
+        low = max(each.described["start"], part.start)
+        high = min(each.described["stop"], part.stop)
+        if low >= high:
+            continue
+        covered += high - low
+        versions.append(each.described["version"])
+        for name, array in each.arrays.items():
+            whole = arrays.setdefault(name, np.empty(part.size, array.dtype))
+            start = each.described["start"]
+            whole[low - part.start : high - part.start] = array[low - start : high - start]
+    return (arrays, min(versions)) if versions and covered == part.size else None
+
+
+# --- writing beside the updates ---
+
+
+class Writer:
+    """Writes files in a thread, one at a time; what comes while it is busy is left out."""
+
+    def __init__(self) -> None:
+        self._busy = threading.Lock()
+
+    def start(self, path: Path, contents: Callable[[], Contents]) -> bool:
+        """Write a file, unless another one is being written.
+
+        Args:
+            path: The file.
+            contents: Returns what to write, which must not change any more; called at once.
+
+        Returns:
+            Whether it will be written.
+        """
+        if not self._busy.acquire(blocking=False):
+            return False
+        try:
+            made = contents()
+        except BaseException:
+            self._busy.release()
+            raise
+        threading.Thread(target=self._write, args=(path, made), daemon=True).start()
+        return True
+
+    def _write(self, path: Path, contents: Contents) -> None:
+        try:
+            write(path, contents)
+        except OSError as error:
+            logger.warning("[parameter server] no checkpoint %s: %s", path, files.refusal(error))
+        finally:
+            self._busy.release()
+
+    def wait(self) -> None:
+        """Wait until nothing is being written."""
+        with self._busy:
+            pass

@@ -1,0 +1,108 @@
+"""Checkpoints of any number of servers are read by any other number."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import allreduce as ar
+from allreduce.parameters import checkpoint
+from allreduce.parameters.checkpoint import Contents, Writer
+from allreduce.parameters.partition import cut
+from allreduce.parameters.service import ParameterService
+from allreduce.reduction import lay_out
+from allreduce.server.encode import configured
+
+LAYOUT = lay_out([("table", (100, 4)), ("bias", (3,))], "float32")
+WHOLE = np.arange(LAYOUT.size, dtype=np.float32)
+
+
+def written(folder: Path, servers: int, version: int, add: float = 0.0) -> None:
+    for index, part in enumerate(cut(LAYOUT, servers)):
+        values = {"parameters": WHOLE[part.start : part.stop] + add}
+        path = checkpoint.part_path(folder, "key", index, servers)
+        checkpoint.write(path, checkpoint.describe_part(part, values, version))
+
+
+@pytest.mark.parametrize("before", [1, 2, 3])
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_another_number_of_servers_reads_it(tmp_path: Path, before: int, after: int) -> None:
+    written(tmp_path, before, 7)
+    for part in cut(LAYOUT, after):
+        found = checkpoint.read_part(tmp_path, "key", part)
+        assert found is not None
+        np.testing.assert_array_equal(found[0]["parameters"], WHOLE[part.start : part.stop])
+        assert found[1] == 7
+    assert checkpoint.read_part(tmp_path, "other", part) is None
+
+
+def test_the_newest_complete_set_is_read_and_damage_is_noticed(tmp_path: Path) -> None:
+    written(tmp_path, 2, 7)
+    written(tmp_path, 1, 9, add=1.0)
+    (part,) = cut(LAYOUT, 1)
+    found = checkpoint.read_part(tmp_path, "key", part)
+    assert found is not None
+    assert found[1] == 9
+    path = checkpoint.part_path(tmp_path, "key", 0, 1)
+    contents = bytearray(path.read_bytes())
+    contents[-1] ^= 1
+    path.write_bytes(contents)
+    found = checkpoint.read_part(tmp_path, "key", part)
+    assert found is not None
+    assert found[1] == 7
+    checkpoint.part_path(tmp_path, "key", 1, 2).unlink()
+    assert checkpoint.read_part(tmp_path, "key", part) is None
+
+
+def test_one_file_is_written_at_a_time(tmp_path: Path) -> None:
+    writer = Writer()
+    nothing = Contents({}, {"version": 1})
+    assert writer.start(tmp_path / "a", lambda: nothing)
+    writer.wait()
+    assert checkpoint.read(tmp_path / "a") == nothing
+
+
+def registration(folder: Path, values: bool = True) -> tuple[dict[str, Any], list[np.ndarray]]:
+    (part,) = cut(LAYOUT, 1)
+    fields = {
+        "store": "key",
+        "part": part.as_json(),
+        "optimizer": configured(ar.optim.SGD(1.0, momentum=0.5)),
+        "dtype": "float32",
+        "servers": 1,
+        "server": "/job:ps/task:0",
+        "index": 0,
+        "checkpoint": str(folder),
+        "checkpoint_every": 2,
+        "task": "worker:0",
+        "slots": [],
+        "version": 0,
+    }
+    return fields, [np.ones(part.size, np.float32)] if values else []
+
+
+def test_a_service_that_restarts_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    fields, values = registration(tmp_path)
+    service = ParameterService()
+    assert service.call("a", "register", fields, values)[0]["ready"]
+    gradients = np.ones_like(values[0])
+    for number in (1, 2):
+        push = {"store": "key", "count": 1.0, "seen": 0, "number": number}
+        reply, (before,) = service.call("a", "push", push, [gradients.copy()])
+    assert reply["version"] == 2
+    path = checkpoint.part_path(tmp_path, "key", 0, 1)
+    deadline = time.monotonic() + 20
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    again = ParameterService()
+    assert again.call("a", "push", push, [gradients])[0] == {"unknown": True}
+    reply, _ = again.call("a", "register", fields, values)
+    assert (reply["version"], reply["restored"]) == (2, True)
+    _, (after,) = again.call("a", "pull", {"store": "key", "seen": -1, "after": -1}, [])
+    np.testing.assert_array_equal(after, before)
+    _, slots = again.call("a", "slots", {"store": "key"}, [])
+    assert slots[0].any()
