@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
-import numpy as np
-
-from allreduce.optim.base import Optimizer
 from allreduce.optim.checks import checked
-from allreduce.optim.options import Options, mean_gradient
+from allreduce.optim.native import NativeOptimizer
+from allreduce.optim.options import Options
 
 
-class Lamb(Optimizer):
+class Lamb(NativeOptimizer):
     """Adam with a learning rate for each variable, in proportion to its norm over its update's.
 
     With the unbiased moments m̂ and v̂ of Adam, `r = m̂ / (√v̂ + ε) + weight_decay * p` and
@@ -30,6 +27,7 @@ class Lamb(Optimizer):
         options: As for every `Optimizer`; `groups` can set `weight_decay` to 0 for biases.
     """
 
+    kernel = "lamb"
     slots = ("m", "v")
     is_per_variable = True
     hyperparameters: ClassVar[tuple[str, ...]] = (
@@ -51,22 +49,7 @@ class Lamb(Optimizer):
         self.epsilon = checked("epsilon", epsilon, low=0.0, above=True)
         self.weight_decay = checked("weight_decay", weight_decay, low=0.0)
 
-    def update(
-        self,
-        parameters: np.ndarray,
-        gradients: np.ndarray,
-        slots: Mapping[str, np.ndarray],
-        count: np.ndarray,
-        step: int,
-    ) -> None:
-        gradient, mean, square = mean_gradient(gradients, count), slots["m"], slots["v"]
-        mean *= self.beta_1
-        mean += (1 - self.beta_1) * gradient
-        square *= self.beta_2
-        square += (1 - self.beta_2) * np.square(gradient)
-        root = np.sqrt(square / (1 - self.beta_2**step))
-        move = mean / (1 - self.beta_1**step) / (root + self.epsilon)
-        move += self.weight_decay * parameters
-        weights, size = (float(np.linalg.norm(each)) for each in (parameters, move))
-        trust = weights / size if weights > 0 and size > 0 else 1.0
-        parameters -= self.rate(step) * trust * move
+    def numbers(self, step: int) -> list[float]:
+        first, second = self.beta_1, self.beta_2
+        moments = [first, 1 - first, second, 1 - second, self.epsilon, self.weight_decay]
+        return [self.rate(step), *moments, 1 - first**step, 1 - second**step]

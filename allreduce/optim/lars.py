@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
-import numpy as np
-
-from allreduce.optim.base import Optimizer
 from allreduce.optim.checks import checked
-from allreduce.optim.options import Options, mean_gradient
+from allreduce.optim.native import NativeOptimizer
+from allreduce.optim.options import Options
 
 
-class LARS(Optimizer):
+class LARS(NativeOptimizer):
     """Momentum with a learning rate for each variable: its norm over its gradient's.
 
     `v = momentum * v + rate * trust * (g + weight_decay * p)`, `p -= v`, where `trust =
@@ -29,6 +26,7 @@ class LARS(Optimizer):
         options: As for every `Optimizer`; `groups` can set `weight_decay` to 0 for biases.
     """
 
+    kernel = "lars"
     slots = ("momentum",)
     is_per_variable = True
     hyperparameters: ClassVar[tuple[str, ...]] = (
@@ -48,20 +46,5 @@ class LARS(Optimizer):
         self.weight_decay = checked("weight_decay", weight_decay, low=0.0)
         self.trust_coefficient = checked("trust_coefficient", trust_coefficient, low=0.0)
 
-    def update(
-        self,
-        parameters: np.ndarray,
-        gradients: np.ndarray,
-        slots: Mapping[str, np.ndarray],
-        count: np.ndarray,
-        step: int,
-    ) -> None:
-        gradient = mean_gradient(gradients, count)
-        weights, size = (float(np.linalg.norm(each)) for each in (parameters, gradient))
-        trust = 1.0
-        if weights > 0 and size > 0:
-            trust = self.trust_coefficient * weights / (size + self.weight_decay * weights)
-        velocity = slots["momentum"]
-        velocity *= self.momentum
-        velocity += self.rate(step) * trust * (gradient + self.weight_decay * parameters)
-        parameters -= velocity
+    def numbers(self, step: int) -> list[float]:
+        return [self.rate(step), self.momentum, self.weight_decay, self.trust_coefficient]

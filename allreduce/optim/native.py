@@ -16,6 +16,8 @@ from allreduce.optim.base import Optimizer
 class NativeOptimizer(Optimizer):
     """An optimizer whose update is one kernel, over whole buckets or where gradients are reduced.
 
+    If it `is_per_variable`, the kernel gets one variable, after the gradients are reduced.
+
     Attributes:
         kernel: Its name in `kRules` of `kernels/cpu/nn/tensor_kernels.h`.
     """
@@ -42,7 +44,7 @@ class NativeOptimizer(Optimizer):
         _native.apply_rule(self.kernel, parameters, gradients, own, count, numbers)
 
     def native(self, header: np.ndarray, slots: Mapping[str, np.ndarray]) -> NativeUpdate | None:
-        if not self.slots:
+        if not self.slots or self.is_per_variable:
             return None
         made = _native.rule_update(self.kernel, header, [slots[name] for name in self.slots])
         return NativeUpdate(made, lambda step: made.set(self.numbers(step)))

@@ -138,11 +138,6 @@ def _hyperparameters_of(optimizer: Any, path: str) -> dict[str, Any]:
     return dict(changed)
 
 
-def mean_gradient(gradients: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Divide sums `(n,)` by the number of samples `(1,)`; zeros where there are no samples."""
-    return gradients / count if count[0] > 0 else np.zeros_like(gradients)
-
-
 @dataclass(frozen=True)
 class Part:
     """A range of a bucket that is updated by one call: one variable, or several of one group."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from allreduce import _native
-from allreduce.optim import SGD, Adam
+from allreduce.optim import LARS, SGD, Adam, Lamb
 
 N = 1003  # no multiple of any vector's width
 DTYPES = ["float32", "float64"]
@@ -120,6 +120,11 @@ def _every_kernel(dtype: str) -> list[np.ndarray]:
     count = np.full(1, 3, dtype)
     _run_adam([a, b, c, d], slice(None), count)
     results = [a, c, d]
+    for made in (LARS(0.1, weight_decay=0.3), Lamb(0.01, weight_decay=0.1)):
+        value, slots = b.copy(), [np.zeros_like(b) for _ in made.slots]
+        for step in (1, 2):
+            _native.apply_rule(made.kernel, value, a, slots, count, made.numbers(step))
+        results += [value, *slots]
     for columns in (17, 59):  # 1003 = 17 * 59
         logits, rows = b.reshape(-1, columns) * 9, N // columns
         labels, dy = np.arange(rows) % columns, a[:rows].copy()

@@ -13,6 +13,7 @@ from allreduce.strategies import MirroredStrategy
 import allreduce as ar
 from allreduce import nn, optim
 from allreduce.errors import UnsupportedError, UsageError
+from allreduce.optim.registry import TABLE
 from tests.harness import run_ranks
 
 STEPS = 20
@@ -22,6 +23,19 @@ START = [RNG.normal(size=shape).astype(np.float32) for shape in SHAPES]
 GRADIENTS = [[RNG.normal(size=shape).astype(np.float32) for shape in SHAPES] for _ in range(STEPS)]
 
 Formula = Callable[[np.ndarray, np.ndarray, dict[str, np.ndarray], int], np.ndarray]
+
+
+def _sgd(p: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int) -> Any:
+    del t
+    s["v"] = 0.9 * s["v"] - 0.01 * g
+    return p + 0.9 * s["v"] - 0.01 * g
+
+
+def _adam(p: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int) -> Any:
+    s["m"] = 0.9 * s["m"] + 0.1 * g
+    s["v"] = 0.999 * s["v"] + 0.001 * g**2
+    rate = 0.01 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+    return p - rate * s["m"] / (np.sqrt(s["v"]) + 1e-7)
 
 
 def _adamw(p: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int) -> Any:
@@ -67,6 +81,8 @@ def _lamb(p: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int) -> Any
 
 
 CASES: dict[str, tuple[Callable[..., Any], Formula]] = {
+    "SGD": (lambda **o: optim.SGD(0.01, 0.9, True, **o), _sgd),
+    "Adam": (lambda **o: optim.Adam(0.01, **o), _adam),
     "AdamW": (lambda **o: optim.AdamW(0.01, 0.1, 0.9, 0.99, 1e-10, **o), _adamw),
     "RMSprop": (lambda **o: optim.RMSprop(0.01, 0.8, 0.5, 1e-4, True, **o), _rmsprop),
     "Adagrad": (lambda **o: optim.Adagrad(0.01, **o), _adagrad),
@@ -103,6 +119,10 @@ def by_formula(formula: Formula, gradients: list[list[np.ndarray]]) -> list[np.n
             value = formula(value, each[place].astype(np.float64), slots, number)
         found.append(value)
     return found
+
+
+def test_every_optimizer_has_a_formula() -> None:
+    assert {name.lower() for name in CASES} == set(TABLE)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -106,6 +106,70 @@ void rmsprop(T* __restrict__ value, const T* __restrict__ gradient, T* const* sl
   }
 }
 
+// Returns the root of the sum of squares of term(0), …, term(n - 1). It adds doubles in lanes, in
+// the same order for each instruction set.
+template <class T, class Term>
+double norm(std::size_t n, Term term) {
+  constexpr std::size_t kLanes = 8, kBlock = 512;
+  double sums[kLanes] = {}, sum = 0;
+  T block[kBlock];  // terms that a compiler can compute in vectors
+  for (std::size_t start = 0; start < n; start += kBlock) {
+    const std::size_t size = n - start < kBlock ? n - start : kBlock;
+    for (std::size_t i = 0; i < size; ++i) block[i] = term(start + i);
+    for (std::size_t i = size; i % kLanes; ++i) block[i] = 0;
+    for (std::size_t i = 0; i < size; i += kLanes)
+      for (std::size_t k = 0; k < kLanes; ++k) {
+        const double x = block[i + k];
+        sums[k] += x * x;
+      }
+  }
+  for (double each : sums) sum += each;
+  return square_root(sum);
+}
+
+template <class T>
+void lars(T* __restrict__ value, const T* __restrict__ gradient, T* const* slots, const T* numbers,
+          std::size_t n) {
+  const T count = numbers[0], rate = numbers[1], momentum = numbers[2], decay = numbers[3];
+  T* __restrict__ velocity = slots[0];
+  const bool live = count > 0;
+  const double weights = norm<T>(n, [&](std::size_t i) { return value[i]; });
+  const double size =
+      norm<T>(n, [&](std::size_t i) { return mean_gradient(gradient[i], count, live); });
+  const double coefficient = numbers[4];
+  const double trust =
+      weights > 0 && size > 0 ? coefficient * weights / (size + decay * weights) : 1;
+  const T scaled = static_cast<T>(rate * trust);
+  for (std::size_t i = 0; i < n; ++i) {
+    const T g = mean_gradient(gradient[i], count, live);
+    velocity[i] = momentum * velocity[i] + scaled * (g + decay * value[i]);
+    value[i] -= velocity[i];
+  }
+}
+
+// The last two numbers are 1 - beta ** step.
+template <class T>
+void lamb(T* __restrict__ value, const T* __restrict__ gradient, T* const* slots, const T* numbers,
+          std::size_t n) {
+  const T count = numbers[0], rate = numbers[1], beta1 = numbers[2], rest1 = numbers[3];
+  const T beta2 = numbers[4], rest2 = numbers[5], epsilon = numbers[6], decay = numbers[7];
+  const T fix1 = numbers[8], fix2 = numbers[9];
+  T* __restrict__ m = slots[0], * __restrict__ v = slots[1];
+  const bool live = count > 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const T g = mean_gradient(gradient[i], count, live);
+    m[i] = beta1 * m[i] + rest1 * g;
+    v[i] = beta2 * v[i] + rest2 * (g * g);
+  }
+  const auto move = [=](T mean, T square, T weight) {
+    return mean / fix1 / (square_root(square / fix2) + epsilon) + decay * weight;
+  };
+  const double weights = norm<T>(n, [&](std::size_t i) { return value[i]; });
+  const double size = norm<T>(n, [&](std::size_t i) { return move(m[i], v[i], value[i]); });
+  const T scaled = static_cast<T>(weights > 0 && size > 0 ? rate * weights / size : rate);
+  for (std::size_t i = 0; i < n; ++i) value[i] -= scaled * move(m[i], v[i], value[i]);
+}
+
 template <class T>
 std::ptrdiff_t erf(T* out, const void* const* inputs, std::size_t rows, std::size_t columns,
                    const RowNumber*) {
@@ -132,7 +196,7 @@ constexpr RowOperator<T> row_operators[] = {
 
 template <class T>
 constexpr FloatKernels<T> float_kernels{
-    {adagrad<T>, adam<T>, lion<T>, rmsprop<T>, sgd<T>},
+    {adagrad<T>, adam<T>, lamb<T>, lars<T>, lion<T>, rmsprop<T>, sgd<T>},
     {row_operators<T>, row_operators<T> + sizeof(row_operators<T>) / sizeof(RowOperator<T>)},
 };
 

@@ -56,13 +56,14 @@ struct RuleName {
   std::size_t slots;
 };
 // In the order of `rules`.
-inline constexpr RuleName kRules[] = {
-    {"adagrad", 1}, {"adam", 2}, {"lion", 1}, {"rmsprop", 1}, {"sgd", 0}};
-inline constexpr std::size_t kMostRuleSlots = 3, kMostRuleNumbers = 8;
+inline constexpr RuleName kRules[] = {{"adagrad", 1}, {"adam", 2},    {"lamb", 2}, {"lars", 1},
+                                      {"lion", 1},    {"rmsprop", 1}, {"sgd", 0}};
+inline constexpr std::size_t kMostRuleSlots = 3, kMostRuleNumbers = 10;
 
 // Updates `n` values and the same range of each slot. Gradients are sums over samples. The first
 // number is the count of samples, by which they are divided; if it is 0, they are taken as zero.
-// The others are the `numbers` of the optimizer's file in allreduce/optim.
+// The others are the `numbers` of the optimizer's file in allreduce/optim. LAMB's and LARS's take
+// one whole variable.
 template <class T>
 using RuleKernel = void (*)(T* value, const T* gradient, T* const* slots, const T* numbers,
                             std::size_t n);
