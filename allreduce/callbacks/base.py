@@ -47,8 +47,7 @@ class Callback:
     @property
     def rank(self) -> int:
         """This process's rank."""
-        communicator = self.model.replicator.communicator
-        return communicator.rank if communicator is not None else 0
+        return rank_of(self.model)
 
     def say(self, text: str) -> None:
         """Print a line on rank 0."""
@@ -106,6 +105,12 @@ class Callback:
         """End of a batch of `predict`; it gets no logs."""
 
 
+def rank_of(model: Any) -> int:
+    """Return the rank of a model's process."""
+    communicator = model.replicator.communicator
+    return communicator.rank if communicator is not None else 0
+
+
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 # By method: the one that calls it unless it is overridden.
 ALIASES = {"on_train_batch_begin": "on_batch_begin", "on_train_batch_end": "on_batch_end"}
@@ -133,7 +138,7 @@ class Monitor:
         self._warned = False
 
     def read(self, logs: Mapping[str, Any] | None, model: Any) -> float | None:
-        """Return the value; None, with a warning, if there is none.
+        """Return the value; None, with a warning on rank 0, if there is none.
 
         Raises:
             UsageError: The mode is "auto", and the model does not know the value's direction.
@@ -143,13 +148,15 @@ class Monitor:
             if self._mode == "auto":
                 self._mode = self._direction(model)
             return float(value)
-        if not self._warned:
+        if not self._warned and rank_of(model) == 0:
             self._warned = True
             known = sorted(logs or {})
+            hint = did_you_mean(self.name, known)
+            if self.name.startswith("val_") and not any(each.startswith("val_") for each in known):
+                hint = "; it was not validated: pass validation_data or validation_split"
             logger.warning(
                 "%s monitors %r, but the epoch has %s%s",
-                *(self._owner, self.name, ", ".join(known) or "no values"),
-                did_you_mean(self.name, known),
+                *(self._owner, self.name, ", ".join(known) or "no values", hint),
             )
         return None
 

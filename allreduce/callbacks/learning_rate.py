@@ -8,6 +8,7 @@ from typing import Any
 
 from allreduce.callbacks.base import Callback, Logs, Monitor
 from allreduce.errors import UsageError
+from allreduce.optim.checks import checked
 
 
 class LearningRateScheduler(Callback):
@@ -30,7 +31,8 @@ class LearningRateScheduler(Callback):
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002
         given = (epoch, self.model.optimizer.learning_rate) if self._takes_rate else (epoch,)
         rate = self.schedule(*given)
-        self.model.optimizer.learning_rate = float(rate)
+        name = f"the learning rate that LearningRateScheduler's function gave for epoch {epoch + 1}"
+        self.model.optimizer.learning_rate = checked(name, rate, low=0.0)
         if self.verbose:
             self.say(f"epoch {epoch + 1}: the learning rate is {float(rate):g}")
 

@@ -52,6 +52,10 @@ _KERAS = {
     "use_ema": "ema_momentum= alone switches the average on",
     "loss_scale_factor": "losses are not scaled: bfloat16 has float32's range",
     "weight_decay": "AdamW, LAMB, LARS and Lion have it",
+    "lr": "the argument is called learning_rate=",
+    "decay": "pass a schedule as learning_rate=, such as ar.optim.schedules.InverseTimeDecay",
+    "amsgrad": "there is no such variant here",
+    "name": "saved models have its class alone",
     "gradient_accumulation_steps": "the argument is called gradient_accumulation=",
 }
 

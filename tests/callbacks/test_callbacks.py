@@ -370,6 +370,10 @@ def test_history_draws_its_values() -> None:
         ),
         (lambda: fitted("csv"), "callbacks takes ar.callbacks.Callback objects, not 'csv'"),
         (lambda: ar.callbacks.EarlyStopping(mode="best"), '"auto", "min" or "max", not \'best\''),
+        (
+            lambda: fitted(untyped.LearningRateScheduler(lambda epoch: None)),
+            "LearningRateScheduler's function gave for epoch 1 is a finite number >= 0, not None",
+        ),
         (lambda: ar.callbacks.ReduceLROnPlateau(factor=2), "a factor between 0 and 1"),
         (
             lambda: untyped.TensorBoard("logs", write_images=True),
@@ -383,6 +387,17 @@ def test_history_draws_its_values() -> None:
 def test_bad_arguments_are_refused(call: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         call()
+
+
+def test_a_value_of_no_validation_is_told_from_a_misspelt_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for monitor in ("val_loss", "los"):
+        stop = ar.callbacks.EarlyStopping(monitor)
+        classifier().fit(*blobs(20), callbacks=[stop], verbose=0)
+    first, second = (each for each in caplog.messages if "EarlyStopping monitors" in each)
+    assert first.endswith("loss; it was not validated: pass validation_data or validation_split")
+    assert second.endswith("monitors 'los', but the epoch has accuracy, loss; did you mean 'loss'?")
 
 
 def test_callbacks_that_exist_elsewhere_are_explained() -> None:

@@ -328,6 +328,7 @@ def test_a_state_without_averages_begins_them_with_the_weights(replicas: int) ->
         (lambda: optim.Adam(global_clipnorm=1.0), "called clip_norm="),  # type: ignore[call-arg]
         (lambda: optim.SGD(clipvalue=1.0), "called clip_value="),  # type: ignore[call-arg]
         (lambda: optim.Adam(weight_decay=0.1), "weight_decay=: AdamW, LAMB, LARS and Lion"),  # type: ignore[call-arg]
+        (lambda: optim.SGD(lr=0.1), "takes no lr=: the argument is called learning_rate="),  # type: ignore[call-arg]
         (lambda: optim.SGD(use_ema=True), "ema_momentum= alone"),  # type: ignore[call-arg]
         (lambda: optim.SGD(clip_norm=0.0), "clip_norm is a finite number > 0"),
         (lambda: optim.SGD(ema_momentum=1.0), "ema_momentum is a finite number"),
