@@ -10,10 +10,10 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 # Kernels for GPUs are compiled where they run.
 KERNELS := $(shell find kernels -type f -not -path 'kernels/cuda/*')
-# All tests wait as much as they compute: two lanes, each with whole files, in the order of their names
-# but for the longest (tests/conftest.py).
+# All tests wait as much as they compute: four lanes for two cores, each with whole files, in the order
+# of their names but for the longest (tests/conftest.py).
 # What ARGS chooses runs in one, without starting further processes for it.
-LANES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+LANES := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 NATIVE := $(filter %.cpp %.h %.hpp %.cu %.cuh,$(shell find kernels tests benchmarks -type f))
 
 # Tests and benchmarks start processes: they have to find this mpirun before any other.

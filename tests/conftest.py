@@ -21,11 +21,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # other lanes have nothing to do. The first compiles on all cores, which none of the others minds.
 LONGEST = (
     "tests/kernels/test_protocol.py",
+    "tests/test_wheel.py",
+    "tests/comm/transports/shared/test_transport.py",
+    "tests/comm/transports/tcp/test_transport.py",
+    "tests/comm/transports/mpi/test_transport.py",
+    "tests/strategies/test_lifetime.py",
+    "tests/comm/transports/hierarchical/test_transport.py",
+    "tests/devices/test_budget.py",
+    "tests/server/test_session.py",
     "tests/benchmarks/test_collectives.py",
     "tests/strategies/test_agreement.py",
-    "tests/test_wheel.py",
-    "tests/training/test_ranks.py",
-    "tests/test_package.py",
 )
 
 
