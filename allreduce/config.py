@@ -18,6 +18,7 @@ from allreduce.devices.options import (
     set_shard_everywhere,
     set_soft_device_placement,
     set_strict_collectives,
+    set_tf32,
 )
 from allreduce.errors import UsageError, unknown_name
 from allreduce.graph.core import pass_switches
@@ -35,6 +36,7 @@ __all__ = [
     "get_shard_everywhere",
     "get_soft_device_placement",
     "get_strict_collectives",
+    "get_tf32",
     "list_logical_devices",
     "list_physical_devices",
     "passes",
@@ -48,6 +50,7 @@ __all__ = [
     "set_shard_everywhere",
     "set_soft_device_placement",
     "set_strict_collectives",
+    "set_tf32",
     "threading",
 ]
 
@@ -92,6 +95,11 @@ def get_memory_info(device: str) -> dict[str, int]:
     """Return how many bytes steps use on a logical device: "current", and "peak" so far."""
     memory = devices.lookup(device).memory
     return {"current": memory.used, "peak": memory.peak}
+
+
+def get_tf32() -> bool:
+    """Say whether GPUs round operands of float32 products to TensorFloat-32."""
+    return options.current().tf32
 
 
 def get_strict_collectives() -> bool:

@@ -27,6 +27,7 @@ class Options:
     buckets: int | tuple[str, ...] | None = None  # bytes, or first names; None: 4 MiB
     shard_everywhere: bool = False  # sharded updates also without shared memory
     strict_collectives: bool = False  # compare calls of GPUs' arrays before they start
+    tf32: bool = False  # of GPUs' products of float32
     pipelining: bool = True  # start collectives and prepare batches before they are awaited
     functions_run_eagerly: bool = False  # compute steps op by op, with values to look at
     floatx: str = "float32"  # the default dtype of layers
@@ -134,6 +135,15 @@ def set_strict_collectives(enabled: bool) -> None:
     of arrays on the host are always compared before they start.
     """
     _replace(strict_collectives=_flag("strict_collectives", enabled))
+
+
+def set_tf32(enabled: bool) -> None:
+    """Choose whether GPUs round the operands of float32 products to TensorFloat-32.
+
+    Tensor cores of sm_80 and later multiply such numbers, with 10 bits of mantissa, several times
+    as fast; sums stay float32. It holds for products and convolutions from the next step on.
+    """
+    _replace(tf32=_flag("tf32", enabled))
 
 
 def run_functions_eagerly(run_eagerly: bool) -> None:

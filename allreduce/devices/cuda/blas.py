@@ -9,6 +9,7 @@ import ctypes
 from functools import cache
 from typing import Any
 
+from allreduce.devices import options
 from allreduce.devices.cuda.streams import CudaStream
 from allreduce.errors import InternalError
 
@@ -23,6 +24,8 @@ _KINDS: dict[str, tuple[int, int, Any]] = {
     "float16": (2, 68, ctypes.c_float),
     "bfloat16": (14, 68, ctypes.c_float),
 }
+# Of float32: operands are rounded to these; sums stay float32.
+_FAST_BFLOAT16, _FAST_TF32 = 75, 77
 _DEFAULT = -1  # CUBLAS_GEMM_DEFAULT
 NORMAL, TRANSPOSED = 0, 1
 
@@ -74,6 +77,7 @@ class Handle:
         batch: int,
         *,
         adds: bool = False,
+        short: bool = False,
     ) -> None:
         """Compute column-major `C = op(A) op(B)`, for each matrix of a batch.
 
@@ -85,8 +89,12 @@ class Handle:
                 elements.
             batch: How many products.
             adds: Whether they are added to C.
+            short: Whether operands of float32 have been rounded to bfloat16.
         """
         data, compute, scalar = _KINDS[dtype]
+        if dtype == "float32":
+            fast = _FAST_TF32 if options.current().tf32 else compute
+            compute = _FAST_BFLOAT16 if short else fast
         one, kept = scalar(1.0), scalar(1.0 if adds else 0.0)
         (a, lda, step_a), (b, ldb, step_b), (c, ldc, step_c) = operands
         m, n, k = (ctypes.c_int(size) for size in sizes)

@@ -80,6 +80,7 @@ def apply(name: str, *inputs: Any, **attrs: Any) -> Tensor:
     tensors = [as_tensor(value) for value in inputs]
     if op.is_product and options.current().mixed_precision is not None:
         tensors = [_shortened(tensor) for tensor in tensors]
+        attrs = {**attrs, "short": True}  # such operands need no wider multiplication
     try:
         spec = op.shape([tensor.spec for tensor in tensors], attrs)
     except ShapeError as error:

@@ -1,13 +1,15 @@
 // A libcublas.so.12 with the products that the library calls, checked more strictly than the real.
 //
 // Matrices are column-major. A product runs on its handle's stream; half types are summed in
-// float32, and rounded once. The math mode changes nothing here.
+// float32, and rounded once. Fast products of float32 round their operands first, as tensor cores
+// do. The math mode changes nothing here.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "standin.h"
@@ -21,6 +23,7 @@ enum Status {
   kExecutionFailed = 13,
   kNotSupported = 15
 };
+enum Compute { kInFloat32 = 68, kInFloat64 = 70, kFastBfloat16 = 75, kFastTf32 = 77 };
 enum DataType { kFloat32 = 0, kFloat64 = 1, kFloat16 = 2, kBfloat16 = 14 };
 
 struct Handle {
@@ -78,7 +81,26 @@ struct Product {
   bool is_a_transposed, is_b_transposed;
   Matrix a, b, c;
   double alpha, beta;
+  int compute;
 };
+
+// Rounds to the nearest number whose mantissa lacks so many bits of float32's.
+float shortened(float x, unsigned bits) {
+  std::uint32_t u;
+  memcpy(&u, &x, 4);
+  if (x == x) u = (u + (1u << (bits - 1)) - 1 + (u >> bits & 1)) & ~((1u << bits) - 1);
+  memcpy(&x, &u, 4);
+  return x;
+}
+template <class T>
+auto operand(T x, int compute) {
+  const auto wide = widen(x);
+  if constexpr (std::is_same_v<T, float>) {
+    if (compute == kFastBfloat16) return shortened(wide, 16);
+    if (compute == kFastTf32) return shortened(wide, 13);
+  }
+  return wide;
+}
 
 template <class In, class Out>
 void multiply(const Product& p, const std::byte* a_bytes, const std::byte* b_bytes,
@@ -95,10 +117,10 @@ void multiply(const Product& p, const std::byte* a_bytes, const std::byte* b_byt
   for (int column = 0; column < p.n; ++column) {
     std::fill(sums.begin(), sums.end(), Wide{0});
     for (int inner = 0; inner < p.k; ++inner) {
-      const Wide factor = widen(b[inner * b_inner + column * b_column]);
+      const Wide factor = operand(b[inner * b_inner + column * b_column], p.compute);
       const In* from = a + inner * a_inner;
       for (int row = 0; row < p.m; ++row)
-        sums[static_cast<std::size_t>(row)] += widen(from[row * a_row]) * factor;
+        sums[static_cast<std::size_t>(row)] += operand(from[row * a_row], p.compute) * factor;
     }
     for (int row = 0; row < p.m; ++row) {
       Out* at = c + row + column * p.c.leading;
@@ -154,7 +176,8 @@ int check(const Product& p, int compute) {
   const bool is_same = p.a.type == p.b.type && size_of(p.a.type);
   const bool is_double = p.a.type == kFloat64;
   const bool is_output = p.c.type == p.a.type || (size_of(p.a.type) == 2 && p.c.type == kFloat32);
-  const bool is_compute = is_double ? compute == 70 : compute == 68 || compute == 77;
+  const bool is_fast = size_of(p.a.type) == 4 && (compute == kFastBfloat16 || compute == kFastTf32);
+  const bool is_compute = is_double ? compute == kInFloat64 : compute == kInFloat32 || is_fast;
   if (!is_same || !is_output || !is_compute)
     return refuse(kNotSupported, "no such combination of types");
   return kSuccess;
@@ -169,13 +192,14 @@ int start(Handle* handle, int a_op, int b_op, int m, int n, int k, const void* a
   a.rows = a_op ? k : m, a.columns = a_op ? m : k;
   b.rows = b_op ? n : k, b.columns = b_op ? k : n;
   c.rows = m, c.columns = n;
-  const bool is_double = compute == 70;
+  const bool is_double = compute == kInFloat64;
   auto scalar = [=](const void* at) {
     return is_double ? *static_cast<const double*>(at)
                      : static_cast<double>(*static_cast<const float*>(at));
   };
-  auto made = std::make_unique<Product>(Product{handle->device, m, n, k, batch, a_op == 1,
-                                                b_op == 1, a, b, c, scalar(alpha), scalar(beta)});
+  auto made =
+      std::make_unique<Product>(Product{handle->device, m, n, k, batch, a_op == 1, b_op == 1, a, b,
+                                        c, scalar(alpha), scalar(beta), compute});
   if (int wrong = check(*made, compute)) return wrong;
   if (standin_stream_device(handle->stream) != handle->device)
     return refuse(kExecutionFailed, "the handle's stream is of another device than the handle");

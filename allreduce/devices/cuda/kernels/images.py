@@ -35,6 +35,7 @@ class _Columns:
 
     windows: Any
     groups: int
+    short: bool  # operands are rounded to bfloat16
     image: tuple[int, ...]  # height, width, channels
     count: tuple[int, int]  # of windows
 
@@ -84,6 +85,27 @@ class _Columns:
             _windows(self.windows, out.shape, self.count),
         )
 
+    def multiply(
+        self,
+        dtype: Any,
+        out: _Matrix,
+        a: _Matrix,
+        b: _Matrix,
+        sizes: tuple[int, int, int],
+        adds: bool = False,
+    ) -> None:
+        """Compute row-major `out (n, m) = a (n, k) b (k, m)`, or add it; sizes are (n, k, m)."""
+        n, k, m = sizes
+        blas.handle_of(current_stream()).product(
+            str(dtype),
+            (b.transposed, a.transposed),
+            (m, n, k),
+            ((b.address, b.leading, 0), (a.address, a.leading, 0), (out.address, out.leading, 0)),
+            1,
+            adds=adds,
+            short=self.short,
+        )
+
 
 @dataclass(frozen=True)
 class _Matrix:
@@ -98,21 +120,6 @@ def _matrix(array: Any, columns: int, group: int, groups: int, how: int = blas.N
     return _Matrix(pointer(array) + group * (columns // groups) * array.itemsize, columns, how)
 
 
-def _multiply(
-    dtype: Any, out: _Matrix, a: _Matrix, b: _Matrix, sizes: tuple[int, int, int], adds: bool
-) -> None:
-    """Compute row-major `out (n, m) = a (n, k) b (k, m)`, or add it; sizes are (n, k, m)."""
-    n, k, m = sizes
-    blas.handle_of(current_stream()).product(
-        str(dtype),
-        (b.transposed, a.transposed),
-        (m, n, k),
-        ((b.address, b.leading, 0), (a.address, a.leading, 0), (out.address, out.leading, 0)),
-        1,
-        adds=adds,
-    )
-
-
 def conv2d(_: str) -> Kernel:
     """Return the kernel of a convolution."""
 
@@ -122,7 +129,7 @@ def conv2d(_: str) -> Kernel:
         device, groups = current_stream().device, attrs["groups"]
         x, weights = (layout.in_order(device, each) for each in inputs)
         filters, count = out.shape[3], out.shape[1:3]
-        columns = _Columns(attrs["windows"], groups, x.shape[1:], count)
+        columns = _Columns(attrs["windows"], groups, attrs.get("short", False), x.shape[1:], count)
         memory = None if columns.is_image else columns.memory(len(x), x.dtype)
         width = columns.width
         for piece in columns.pieces(len(x), x.itemsize):
@@ -131,7 +138,9 @@ def conv2d(_: str) -> Kernel:
             for g in range(groups):
                 left = _matrix(rows, groups * width, g, groups)
                 right = _matrix(weights, filters, g, groups)
-                _multiply(out.dtype, _matrix(target, filters, g, groups), left, right, sizes, False)
+                columns.multiply(
+                    out.dtype, _matrix(target, filters, g, groups), left, right, sizes, False
+                )
 
     return kernel
 
@@ -145,7 +154,9 @@ def conv2d_images(_: str) -> Kernel:
         device, groups = current_stream().device, attrs["groups"]
         dy, weights = (layout.in_order(device, each) for each in inputs)
         filters, count = dy.shape[3], dy.shape[1:3]
-        columns = _Columns(attrs["windows"], groups, out.shape[1:], count)
+        columns = _Columns(
+            attrs["windows"], groups, attrs.get("short", False), out.shape[1:], count
+        )
         memory = None if columns.is_image else columns.memory(len(out), out.dtype)
         width = columns.width
         for piece in columns.pieces(len(out), out.itemsize):
@@ -155,8 +166,8 @@ def conv2d_images(_: str) -> Kernel:
             for g in range(groups):
                 left = _matrix(part, filters, g, groups)
                 right = _matrix(weights, filters, g, groups, blas.TRANSPOSED)
-                _multiply(
-                    out.dtype, _matrix(rows, groups * width, g, groups), left, right, sizes, False
+                columns.multiply(
+                    out.dtype, _matrix(rows, groups * width, g, groups), left, right, sizes
                 )
             if memory is not None:
                 columns.fold(target, rows)
@@ -175,7 +186,7 @@ def conv2d_kernel(_: str) -> Kernel:
         device, groups = current_stream().device, attrs["groups"]
         x, dy = layout.in_order(device, x), layout.in_order(device, dy)
         filters, count = dy.shape[3], dy.shape[1:3]
-        columns = _Columns(attrs["windows"], groups, x.shape[1:], count)
+        columns = _Columns(attrs["windows"], groups, attrs.get("short", False), x.shape[1:], count)
         memory = None if columns.is_image else columns.memory(len(x), x.dtype)
         width = columns.width
         for piece in columns.pieces(len(x), x.itemsize):
@@ -185,7 +196,7 @@ def conv2d_kernel(_: str) -> Kernel:
                 left = _matrix(rows, groups * width, g, groups, blas.TRANSPOSED)
                 right = _matrix(part, filters, g, groups)
                 target = _matrix(out, filters, g, groups)
-                _multiply(out.dtype, target, left, right, sizes, piece.start > 0)
+                columns.multiply(out.dtype, target, left, right, sizes, piece.start > 0)
 
     return kernel
 

@@ -17,7 +17,7 @@ from allreduce.errors import UnsupportedError
 def matmul(_: str) -> Kernel:
     """Return the kernel of products of matrices, or of batches of them."""
 
-    def kernel(out: Any, inputs: Sequence[Any], _: Mapping[str, Any]) -> None:
+    def kernel(out: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> None:
         if out.dtype.kind != "f":
             raise UnsupportedError(
                 f'a product of {out.dtype} has no GPU kernel: cast it, or use ar.device("CPU:0")'
@@ -28,12 +28,12 @@ def matmul(_: str) -> Kernel:
         if not a.shape[-1]:
             copies.set_number(out, 0)
             return
-        _product(out, a, b)
+        _product(out, a, b, attrs.get("short", False))
 
     return kernel
 
 
-def _product(out: Any, a: Any, b: Any) -> None:
+def _product(out: Any, a: Any, b: Any, short: bool) -> None:
     """Compute row-major `out = a b`, which is column-major `outᵀ = bᵀ aᵀ`."""
     (n, k), m = a.shape[-2:], b.shape[-1]
     leading = out.shape[:-2]
@@ -46,6 +46,7 @@ def _product(out: Any, a: Any, b: Any) -> None:
         (m, n, k),
         ((right, ldb, step_b), (left, lda, step_a), (pointer(out), m, n * m)),
         batch,
+        short=short,
     )
 
 
