@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import allreduce as ar
+from allreduce.devices.cuda import modules
 from allreduce.graph.core import op_table
 
 ops = ar.ops
@@ -133,6 +135,42 @@ def test_types_without_a_kernel_are_refused_with_the_users_line() -> None:
         strategy.run(ar.function(lambda x: x + x), (x,))
     assert "operator 'add' at" in caught.value.__notes__[0]
     assert "test_operators.py" in caught.value.__notes__[0]
+
+
+@pytest.fixture
+def tf32() -> Iterator[None]:
+    ar.config.set_tf32(True)
+    yield
+    ar.config.set_tf32(False)
+
+
+@pytest.mark.usefixtures("tf32")
+@pytest.mark.parametrize("case", ["attention", "conv2d of groups"])
+def test_tf32_rounds_the_operands_of_products(case: str) -> None:
+    assert ar.config.get_tf32()
+    pairs = zip(computed("GPU:0", case), computed("CPU:0", case), strict=True)
+    largest = max(float(np.abs(here - there).max()) for here, there in pairs)
+    assert 1e-5 < largest < 2e-2
+
+
+def test_a_kernel_that_does_not_compile_is_named_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in modules._FOLDERS[1].iterdir():
+        (tmp_path / part.name).write_text(part.read_text())
+    wrong = (tmp_path / "random.cu").read_text().replace("struct Words {", "struct Words { int 5;")
+    (tmp_path / "random.cu").write_text(wrong)
+    line = next(i for i, text in enumerate(wrong.splitlines(), 1) if "int 5;" in text)
+    monkeypatch.setattr(modules, "_FOLDERS", (tmp_path,))
+    monkeypatch.setattr(modules, "_functions", {})
+    monkeypatch.setattr(modules, "_modules", {})
+    modules._compiled.cache_clear()
+    strategy = ar.MirroredStrategy(["GPU:0"])
+    with pytest.raises(ar.InternalError, match=rf"kernels/cuda/random.cu[:(]{line}\b") as caught:
+        strategy.run(ar.function(lambda: ops.uniform((3,))))
+    assert "operator 'uniform' at" in caught.value.__notes__[0]
+    assert "test_operators.py" in caught.value.__notes__[0]
+    modules._compiled.cache_clear()
 
 
 def test_all_operators_have_a_kernel() -> None:

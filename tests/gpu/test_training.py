@@ -110,6 +110,39 @@ def test_modes_for_finding_errors_work_on_gpus() -> None:
     assert 'no kernel of own, so place it with ar.device("CPU:0")' in missing
 
 
+LATE = """
+import sys
+import numpy as np
+import allreduce as ar
+from allreduce.devices.cuda.driver import api, call
+from allreduce.devices.cuda.modules import launch
+
+def wrong(out, inputs, attrs):
+    gone = int(call(api.cuMemAlloc, 400))
+    call(api.cuMemFree, gone)
+    launch("copy", "fill_4", 1, "P I q", gone, 0, 3)
+
+wrong = ar.register_op("wrong", shape=lambda s, a: s[0], cpu=lambda *_: 0, cuda=wrong)
+ar.config.enable_sync_errors(sys.argv[1] == "at once")
+try:
+    strategy = ar.MirroredStrategy(["GPU:0"])
+    found = strategy.run(ar.function(lambda x: ar.ops.exp(wrong(x)) + 1.0), (np.ones(3, "f4"),))
+    np.asarray(found.values[0])
+except ar.AllreduceError as error:
+    print(error, *getattr(error, "__notes__", ()), flush=True)
+import os
+os._exit(0)  # the context is lost, and cannot be tidied up
+"""
+
+
+@pytest.mark.parametrize("when", ["at once", "late"])
+def test_a_late_error_is_found_at_its_own_operator(when: str) -> None:
+    command = [sys.executable, "-c", LATE, when]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in done.stdout, done.stderr[-2000:]
+    assert ("operator 'wrong' at <string>:17" in done.stdout) == (when == "at once"), done.stdout
+
+
 DYING = """
 import os, sys
 import numpy as np

@@ -127,7 +127,8 @@ def _compiled(source: str, architecture: str) -> bytes:
     text = (folder / f"{source}.cu").read_text()
     headers = b"".join(each.read_bytes() for each in sorted(folder.glob("*.cuh")))
     include = [str(folder), *_runtime_headers()]
-    options = ProgramOptions(arch=architecture, std="c++17", include_path=include)
+    name = f"kernels/cuda/{source}.cu"  # with which the compiler's messages begin
+    options = ProgramOptions(name=name, arch=architecture, std="c++17", include_path=include)
     digest = hashlib.sha256(headers).digest()
     key = make_program_cache_key(
         code=text, code_type="c++", options=options, target_type="cubin", extra_digest=digest
@@ -138,7 +139,7 @@ def _compiled(source: str, architecture: str) -> bytes:
         try:
             made = Program(text, "c++", options).compile("cubin")
         except Exception as error:
-            raise InternalError(f"kernels/cuda/{source}.cu does not compile: {error}") from error
+            raise InternalError(f"{name} does not compile for {architecture}: {error}") from error
         found = cache[key] = bytes(made.code)
     return found
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from allreduce import events
 from allreduce.devices import COLLECTIVE, options
+from allreduce.errors import InternalError
 from allreduce.graph.consistency.rank_check import Facts
 from allreduce.graph.core.host_future import Output
 from allreduce.graph.core.inter_op_pool import InterOpPool
@@ -180,7 +181,10 @@ class BoundProgram:
                     step()
         except BaseException as error:
             self._abandon(error)
-            frame.queues.stop()
+            try:
+                frame.queues.stop()
+            except InternalError as lost:  # a device repeats an error, and may report a late one
+                error.add_note(f"then: {lost}")
             self._drop_moving()
             raise
         self._finish()
