@@ -25,7 +25,7 @@ Step = Callable[[], None]
 _APART = ("feed", "fetch")
 
 # Besides kernels, operations that read their inputs on a stream only.
-_ON_STREAM = ("fetch", "snapshot", "assign", "store_gradient", "store_count")
+_ON_STREAM = ("fetch", "snapshot", "assign", "store_gradient", "store_count", "gradient_norm")
 
 
 class Queues:

@@ -66,7 +66,7 @@ def order(frame: Frame, collective: int, stream: Stream | None) -> None:
     Args:
         stream: The stream that reads its result; None if the host does.
     """
-    if stream is None or events.heard() or collective in frame.received:
+    if stream is None or events.heard():
         end(frame, collective)
     elif collective in frame.works:
         work, clock = frame.works[collective], frame.clocks[collective]
@@ -74,6 +74,9 @@ def order(frame: Frame, collective: int, stream: Stream | None) -> None:
             clock.early = work.settled
             clock.awaited = clock.over = time.perf_counter()
         work.synchronize(stream)
+        if collective in frame.received:  # once, on that stream
+            del frame.works[collective]
+            frame.received[collective]()
 
 
 def wait_for(frame: Frame, node: Node, work: Work) -> None:
