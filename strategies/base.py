@@ -19,13 +19,14 @@ from allreduce.graph.consistency import trace_failure
 from allreduce.graph.consistency.rank_check import Fact
 from allreduce.graph.core import pytree
 from allreduce.graph.trace.trace import check_outside
+from allreduce.keywords import Refusing, explain
 from allreduce.training.facts import check_equal, option, raising_on_all_ranks
 from allreduce.training.ranks import gather_integers, gather_rows
 
 REDUCTIONS = ("sum", "mean")
 
 
-class Strategy(Replicator):
+class Strategy(Refusing, Replicator):
     """Replicates the objects made in its scope over devices, and keeps the replicas equal.
 
     Args:
@@ -87,6 +88,7 @@ class Strategy(Replicator):
         with scope_of(self):
             yield self
 
+    @explain()
     def distribute_dataset(self, dataset: Iterable[Any]) -> DistributedDataset:
         """Split a dataset's global batches into one contiguous part per replica, prefetching one.
 
@@ -101,6 +103,7 @@ class Strategy(Replicator):
         """List a value's parts on this process's replicas; any other value is one part."""
         return value.values if isinstance(value, PerReplica) else (value,)
 
+    @explain()
     def reduce(self, op: str, value: Any, axis: int | None = None) -> Any:
         """Reduce a value over all replicas of all ranks; a collective call.
 
@@ -170,6 +173,7 @@ class Strategy(Replicator):
         # Modulo 2**64 sums of int64 and uint64 have the same bits, and collectives know int64.
         return self.sum_over_ranks("a sum", total.view(np.int64)).view(np.uint64)
 
+    @explain()
     def gather(self, value: Any, axis: int = 0) -> Any:
         """Concatenate the replicas' parts along an axis, over all ranks; all of them call it.
 

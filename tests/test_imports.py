@@ -19,6 +19,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # Lowest first; packages on one level must not import each other. docs/architecture.md shows it.
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("errors", "files", "importing", "openblas"),
+    ("keywords",),
     ("settings", "events"),
     ("_native",),
     ("devices", "cluster"),

@@ -9,11 +9,12 @@ import numpy as np
 
 from allreduce.errors import UsageError, did_you_mean
 from allreduce.events import logger
+from allreduce.keywords import Refusing
 
 Logs = dict[str, Any]
 
 
-class Callback:
+class Callback(Refusing):
     """Methods that `fit`, `evaluate` and `predict` call; override those you need.
 
     Every rank calls them, in the same order, with the same logs: these are global values. The logs

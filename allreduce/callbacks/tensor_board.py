@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from allreduce.callbacks.base import Callback, Logs
-from allreduce.errors import UnsupportedError, UsageError, unknown_name
+from allreduce.errors import UnsupportedError, UsageError
 
 _BINS = 30  # of a histogram, as Keras has
-_KNOWN = ("log_dir", "histogram_freq", "write_graph", "update_freq")
 _ELSEWHERE = {  # Keras's other arguments
     "embeddings_freq": "save weights with model.save_weights, and load them in the projector",
     "embeddings_metadata": "save weights with model.save_weights, and load them in the projector",
@@ -33,12 +32,13 @@ class TensorBoard(Callback):
         histogram_freq: After how many epochs to write histograms of the variables; 0 for never.
         write_graph: Whether to write the graph of the training step, after the first epoch.
         update_freq: "epoch"; "batch" or a number of batches to write `batch_loss` and so on, too.
-        unknown: Raises an error that says where Keras's other arguments stand here.
 
     Raises:
-        UsageError: `update_freq` is none of these, or there is another argument.
+        UsageError: `update_freq` is none of these.
         UnsupportedError: TensorBoard is not installed.
     """
+
+    _elsewhere = _ELSEWHERE
 
     def __init__(
         self,
@@ -46,12 +46,7 @@ class TensorBoard(Callback):
         histogram_freq: int = 0,
         write_graph: bool = True,
         update_freq: str | int = "epoch",
-        **unknown: Any,
     ) -> None:
-        for name in unknown:
-            if name in _ELSEWHERE:
-                raise UsageError(f"TensorBoard takes no {name}=: {_ELSEWHERE[name]}")
-            raise unknown_name("argument", name, _KNOWN, "TensorBoard")
         each = 1 if update_freq == "batch" else update_freq
         if each != "epoch" and (not isinstance(each, int) or isinstance(each, bool) or each < 1):
             raise UsageError(

@@ -23,6 +23,7 @@ from allreduce.comm.core.transport import Work
 from allreduce.comm.device_sharing import share_devices
 from allreduce.comm.registry import open_members, opener
 from allreduce.errors import UsageError
+from allreduce.keywords import explain
 
 __all__ = [
     "ANY",
@@ -70,6 +71,7 @@ def _renew() -> None:
 os.register_at_fork(after_in_child=_renew)
 
 
+@explain()
 def init(
     *,
     rank: int | None = None,

@@ -8,7 +8,7 @@ import math
 import threading
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -27,6 +27,7 @@ from allreduce.comm.dispatch import Dispatcher, fast_path
 from allreduce.comm.group_factory import GroupFactory, several_per_process
 from allreduce.devices import Device
 from allreduce.errors import OutOfMemoryError, UsageError, everywhere
+from allreduce.keywords import by_name_only
 
 _FIXED = frozenset({"rank", "size", "local_rank", "local_size", "transport"})
 _COUNTS = Options(call_text="all_to_all(..., counts=[...])")  # the exchange of counts
@@ -48,6 +49,7 @@ class Communicator:
     Common arguments:
         x: The contribution, as `Communicator` describes; equal in shape and dtype on all members
             unless stated otherwise. Some collectives take a list of arrays as one call.
+        misplaced: Raises an error: all arguments but `x` go by name.
         op: "sum", "mean", "min", "max", "prod", "logical_and", "logical_or", "bitwise_and",
             "bitwise_or" or "bitwise_xor".
         prescale, postscale: Factors before and after a sum or mean of floating-point or complex
@@ -122,7 +124,7 @@ class Communicator:
     def all_reduce(
         self,
         x: Any,
-        *,
+        *misplaced: Never,
         op: str = "sum",
         prescale: complex = 1.0,
         postscale: complex = 1.0,
@@ -133,6 +135,8 @@ class Communicator:
 
         `x` may be a list of arrays; then `out` and the result are lists, too.
         """
+        if misplaced:
+            raise by_name_only(self.all_reduce)
         options = Options(op, scale=_factors(prescale, postscale))
         return self._finish("all_reduce", x, options, out, async_op)
 
@@ -140,7 +144,7 @@ class Communicator:
     def reduce(
         self,
         x: Any,
-        *,
+        *misplaced: Never,
         root: int = 0,
         op: str = "sum",
         prescale: complex = 1.0,
@@ -149,6 +153,8 @@ class Communicator:
         async_op: bool = False,
     ) -> Any:
         """Combine the members' arrays, or lists of arrays, on the root."""
+        if misplaced:
+            raise by_name_only(self.reduce)
         options = Options(op, root, scale=_factors(prescale, postscale))
         return self._finish("reduce", x, options, out, async_op)
 
@@ -156,7 +162,7 @@ class Communicator:
     def reduce_scatter(
         self,
         x: Any,
-        *,
+        *misplaced: Never,
         op: str = "sum",
         counts: Sequence[int] | None = None,
         prescale: complex = 1.0,
@@ -165,6 +171,8 @@ class Communicator:
         async_op: bool = False,
     ) -> Any:
         """Combine the members' arrays `(rows, ...)`; every member gets its share of the rows."""
+        if misplaced:
+            raise by_name_only(self.reduce_scatter)
         options = Options(op, counts=counts, scale=_factors(prescale, postscale))
         return self._finish("reduce_scatter", x, options, out, async_op)
 
@@ -172,7 +180,7 @@ class Communicator:
     def all_gather(
         self,
         x: Any,
-        *,
+        *misplaced: Never,
         counts: Sequence[int] | None = None,
         out: Any = None,
         async_op: bool = False,
@@ -181,18 +189,22 @@ class Communicator:
 
         `x` is `(rows, ...)`, with `counts[rank]` rows if `counts` is given; a number is one row.
         """
+        if misplaced:
+            raise by_name_only(self.all_gather)
         return self._finish("all_gather", x, Options(counts=counts), out, async_op)
 
     def gather(
         self,
         x: Any,
-        *,
+        *misplaced: Never,
         root: int = 0,
         counts: Sequence[int] | None = None,
         out: Any = None,
         async_op: bool = False,
     ) -> Any:
         """Join the members' arrays along axis 0, in member order; the root gets the result."""
+        if misplaced:
+            raise by_name_only(self.gather)
         return self._finish("gather", x, Options(root=root, counts=counts), out, async_op)
 
     def scatter(
@@ -224,11 +236,20 @@ class Communicator:
         return self._dispatch.compound(context, calls, async_op, "pass out= on all members")
 
     @fast_path()
-    def broadcast(self, x: Any, *, root: int = 0, out: Any = None, async_op: bool = False) -> Any:
+    def broadcast(
+        self,
+        x: Any,
+        *misplaced: Never,
+        root: int = 0,
+        out: Any = None,
+        async_op: bool = False,
+    ) -> Any:
         """Send the root's array, or list of arrays, to every member.
 
         The others pass arrays of the same shape and dtype; `out` may be `x`.
         """
+        if misplaced:
+            raise by_name_only(self.broadcast)
         return self._finish("broadcast", x, Options(root=root), out, async_op)
 
     @fast_path()

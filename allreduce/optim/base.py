@@ -20,6 +20,7 @@ from allreduce.graph import (
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.update import UpdateRule, Updates
+from allreduce.keywords import explain
 from allreduce.optim import schedules
 from allreduce.optim.options import (
     AVERAGE,
@@ -162,6 +163,7 @@ class Optimizer(UpdateRule):
             for variable, value in zip(variables, before, strict=True):
                 variable.assign(value)
 
+    @explain({"var_list": "pass the variables second, as in minimize(loss, variables)"})
     def minimize(self, loss: Tensor, variables: Sequence[Variable], weight: Any = None) -> None:
         """Take one step down the global mean of `loss`, inside `ar.function` or `strategy.run`.
 

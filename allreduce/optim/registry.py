@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from allreduce.errors import UsageError, unknown_name
-from allreduce.graph.trace.calls import NAMED
+from allreduce.keywords import NAMED
 from allreduce.optim import schedules
 from allreduce.optim.base import Optimizer
 

@@ -23,6 +23,7 @@ from allreduce.devices.options import start_logging
 from allreduce.errors import JoinError, PeerLostError, TimeoutError, UnsupportedError, UsageError
 from allreduce.events import logger
 from allreduce.graph.partition.tasks import task_name
+from allreduce.keywords import Refusing
 from allreduce.parameters.service import ParameterService
 from allreduce.server import task_pb2 as pb
 from allreduce.server import task_pb2_grpc
@@ -36,7 +37,7 @@ _THREADS = 16  # for registering; steps have the threads of their connection
 _LOOK = 0.5  # seconds, between looks whether a task is up, or has ended
 
 
-class Server:
+class Server(Refusing):
     """Serves one task of a cluster until `close()`.
 
     Args:

@@ -37,6 +37,7 @@ from allreduce.graph.trace.signature import Arguments, take_apart
 from allreduce.graph.trace.trace import HOST, Trace, check_outside, recording
 from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.update import UpdateRule
+from allreduce.keywords import Refusing, explain
 from allreduce.server import task_pb2 as pb
 from allreduce.server.channel import Answer, Channel
 from allreduce.server.connect import Peer
@@ -77,7 +78,7 @@ class _Function:
     steps: int = 0
 
 
-class Session:
+class Session(Refusing):
     """Runs functions on the tasks of a cluster.
 
     The first call of a function with new shapes traces it here and registers its graph with the
@@ -129,6 +130,7 @@ class Session:
         self._turn = threading.RLock()
         self._closed = False
 
+    @explain()
     def run(
         self,
         fn: Callable[..., Any],

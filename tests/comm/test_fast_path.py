@@ -193,7 +193,7 @@ def test_a_native_method_is_handled_as_a_function_is() -> None:
     assert pickle.loads(pickle.dumps(method)) is method
     assert copy.deepcopy(method) is method
     assert weakref.ref(method)() is method
-    assert list(inspect.signature(method).parameters)[:3] == ["self", "x", "op"]
+    assert list(inspect.signature(method).parameters)[:4] == ["self", "x", "misplaced", "op"]
     assert (inspect.getdoc(method) or "").startswith("Combine the members' arrays")
 
 
@@ -201,9 +201,9 @@ def test_a_subclass_calls_through() -> None:
     class Counting(Communicator):
         calls = 0
 
-        def all_reduce(self, x: Any, **named: Any) -> Any:
+        def all_reduce(self, x: Any, *more: Any, **named: Any) -> Any:
             Counting.calls += 1
-            return super().all_reduce(x, **named)
+            return super().all_reduce(x, *more, **named)
 
     def call(comm: Communicator) -> float:
         comm.__class__ = Counting

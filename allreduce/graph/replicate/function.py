@@ -12,6 +12,12 @@ from allreduce.graph.inspect.step_graph import StepGraph
 from allreduce.graph.replicate.owner import current_replicator
 from allreduce.graph.trace.per_replica import PerReplica
 from allreduce.graph.trace.trace import check_outside, current_trace
+from allreduce.keywords import explain
+
+_TRACED = "a function is traced once per signature, and Python's control flow runs while tracing"
+_ELSEWHERE = dict.fromkeys(
+    ("autograph", "input_signature", "jit_compile", "reduce_retracing"), f"leave it out: {_TRACED}"
+)
 
 
 class Function:
@@ -63,6 +69,7 @@ class Function:
         return Function(self.python_function.__get__(instance))
 
 
+@explain(_ELSEWHERE)
 def function(fn: Callable[..., Any]) -> Function:
     """Trace a function of arrays once per signature, as one replica's program.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Never
 from weakref import WeakSet
 
 import numpy as np
@@ -28,6 +28,7 @@ from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.arenas import publish_iterations, renew
 from allreduce.graph.update.program_check import compare
 from allreduce.graph.update.update import UpdateRule
+from allreduce.keywords import refuse
 
 
 class Replicator(Replicas):
@@ -58,6 +59,7 @@ class Replicator(Replicas):
         kwargs: dict[str, Any] | None = None,
         *,
         eagerly: bool = False,
+        **unknown: Never,
     ) -> Any:
         """Run `fn` as one step on every replica.
 
@@ -68,11 +70,14 @@ class Replicator(Replicas):
             kwargs: Its keyword arguments, likewise.
             eagerly: Whether to run it op by op, as `ar.config.run_functions_eagerly(True)` does
                 for all functions.
+            unknown: Raises an error that names the nearest argument.
 
         Returns:
             The result of `fn`, with a PerReplica for each tensor.
         """
         check_outside("run", "call the function itself there")
+        if unknown:
+            refuse(self.run, unknown)
         fn, arguments = self._together(fn, args, kwargs)
         returned, results, step_infos = self._results(fn, arguments, eagerly)
         return returned.rebuild(returned.per_replica(results, step_infos))

@@ -11,9 +11,6 @@ from allreduce.graph.core import pytree
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
-# The kinds of parameters that can be given by name.
-NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-
 # Nearly all defaults, for a quick test in each call.
 _USUAL = frozenset({bool, int, float, str, type(None)})
 

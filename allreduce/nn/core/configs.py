@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from allreduce.errors import UsageError
-from allreduce.graph.trace.calls import NAMED
+from allreduce.keywords import NAMED
 
 # The options of every layer, and their types.
 OPTIONS: Mapping[str, type] = {"name": str, "dtype": str, "trainable": bool}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
-from allreduce.errors import UsageError, unknown_name
-from allreduce.graph.trace.calls import NAMED
+from allreduce import keywords
 
 _WORKERS = "batches are made ahead of the step by one thread; a DataLoader may use more"
 _BATCHES = "an iterable of batches is passed as x"
@@ -43,6 +41,18 @@ _OF_LAYERS: Mapping[str, str] = {
     "kernel_constraint": "clip the variable between steps, in a callback",
     "kernel_regularizer": _PENALTY,
 }
+_FILE = "the file is safetensors, and replaces one of that name"
+OF_SAVE: Mapping[str, str] = {
+    "filepath": "it is called path",
+    "overwrite": _FILE,
+    "save_format": _FILE,
+    "include_optimizer": "the optimizer is saved with the model; save_weights leaves it out",
+}
+OF_LOAD: Mapping[str, str] = {
+    "filepath": "it is called path",
+    "compile": "a model that was compiled is loaded so; compile it again to change that",
+    "safe_mode": "a file holds no code",
+}
 OF_LOSSES: Mapping[str, str] = {
     "reduction": "it gives one value per sample, and fit and minimize average over all samples; "
     "call its function in a step of your own for another reduction",
@@ -69,34 +79,7 @@ def refuse_of_layer(kind: type, named: Mapping[str, Any]) -> None:
     Raises:
         UsageError: It is one of Keras's, or no layer has it.
     """
-    _refuse_of_class(kind, named, _OF_LAYERS)
-
-
-class Refusing:
-    """A base class that checks keywords before the constructor, as `refuse_of_layer` does.
-
-    It is a class of its own so that `inspect.signature` finds the subclass's `__init__`.
-    """
-
-    _elsewhere: ClassVar[Mapping[str, str]] = {}
-
-    def __new__(cls, *_: Any, **named: Any) -> Any:
-        _refuse_of_class(cls, named, cls._elsewhere)
-        return super().__new__(cls)
-
-
-def _refuse_of_class(kind: type, named: Mapping[str, Any], elsewhere: Mapping[str, str]) -> None:
-    if not named or not kind.__module__.startswith("allreduce.nn."):
-        return
-    known = inspect.signature(kind).parameters
-    if any(each.kind is each.VAR_KEYWORD for each in known.values()):
-        return
-    for name in named:
-        if name in known:
-            continue
-        if name in elsewhere:
-            raise UsageError(f"{kind.__name__} takes no {name}=: {elsewhere[name]}")
-        raise unknown_name("argument", name, known, kind.__name__)
+    keywords.refuse_of_class(kind, named, _OF_LAYERS)
 
 
 def refuse(method: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
@@ -105,11 +88,4 @@ def refuse(method: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
     Raises:
         UsageError: There is one.
     """
-    for name in unknown:
-        what = method.__name__
-        if name in _ELSEWHERE.get(what, ()):
-            raise UsageError(f"{what} takes no {name}=: {_ELSEWHERE[what][name]}")
-        known = inspect.signature(method).parameters.values()
-        raise unknown_name(
-            "argument", name, [each.name for each in known if each.kind in NAMED], what
-        )
+    keywords.refuse(method, unknown, _ELSEWHERE.get(method.__name__, {}))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from allreduce.errors import UsageError, unknown_name
-from allreduce.graph.trace.calls import NAMED
+from allreduce.keywords import NAMED
 
 Table = Mapping[str, Callable[..., Any]]
 

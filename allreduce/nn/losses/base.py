@@ -14,12 +14,13 @@ from allreduce.graph.core.spec import show
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.dispatch import as_tensor
+from allreduce.keywords import Refusing
 from allreduce.nn.core import keras_names
 
 EPSILON = 1e-7  # Keras's; probabilities are clipped to [1e-7, 1 - 1e-7]
 
 
-class Loss(keras_names.Refusing):
+class Loss(Refusing):
     """A loss function with its options, usable wherever the function is.
 
     Args:

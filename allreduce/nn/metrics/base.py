@@ -19,12 +19,13 @@ from allreduce.graph.core.tensor import Tensor, TracedTensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.graph.trace.trace import line_of
+from allreduce.keywords import Refusing
 from allreduce.nn.core import keras_names
 
 Measure = Callable[..., Tensor]
 
 
-class Metric(keras_names.Refusing):
+class Metric(Refusing):
     """A value of all samples seen: by default the mean of a function's values per sample.
 
     A subclass with another state overrides `increment` and `value`.

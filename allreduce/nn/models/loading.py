@@ -11,7 +11,8 @@ import numpy as np
 
 from allreduce.errors import AllreduceError, UsageError
 from allreduce.graph.replicate.owner import current_replicator
-from allreduce.nn.core import calls
+from allreduce.keywords import explain
+from allreduce.nn.core import calls, keras_names
 from allreduce.nn.models import freezing, registry, saving, steps
 from allreduce.nn.models.model import Model
 from allreduce.training import naming_rank
@@ -21,6 +22,7 @@ from allreduce.training import naming_rank
 _ALWAYS_ALLOWED = 1 << 24
 
 
+@explain(keras_names.OF_LOAD)
 def load_model(path: str | PathLike[str], custom_objects: Mapping[str, Any] | None = None) -> Model:
     """Make the model that `Model.save` wrote, ready to go on training where it stopped.
 

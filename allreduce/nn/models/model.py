@@ -14,6 +14,7 @@ from allreduce.devices import options
 from allreduce.errors import ShapeError, UsageError
 from allreduce.events import logger
 from allreduce.graph.core.naming import snake_case, unique_name
+from allreduce.keywords import explain
 from allreduce.nn.core import checks, keras_names
 from allreduce.nn.core.calls import check_made
 from allreduce.nn.metrics import Metric
@@ -394,6 +395,7 @@ class Model(Built):
         if training.rank_of(self.replicator) == 0:
             reports.print_summary(self)
 
+    @explain(keras_names.OF_SAVE)
     def save(self, path: str | PathLike[str]) -> None:
         """Write weights, architecture and optimizer state into one safetensors file.
 

@@ -1,0 +1,110 @@
+"""Calls that do not fit a signature: name the nearest keyword, or what other libraries call it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar, cast
+
+from allreduce.errors import UsageError, unknown_name
+
+# The kinds of parameters that can be given by name.
+NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+_NONE: Mapping[str, str] = {}
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def explain(elsewhere: Mapping[str, str] = _NONE) -> Callable[[F], F]:
+    """Decorate a public function so that a call that does not fit raises an error with a remedy.
+
+    A call that fits costs 0.1 µs more. Errors inside of the function are not touched.
+
+    Args:
+        elsewhere: Arguments of other libraries' function of this name, and what to do instead.
+    """
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def call(*args: Any, **named: Any) -> Any:
+            try:
+                return function(*args, **named)
+            except TypeError as error:
+                trace = error.__traceback__
+                if trace is not None and trace.tb_next is None:  # the function did not start
+                    _refuse_call(function, args, named, elsewhere)
+                raise
+
+        return cast(F, call)
+
+    return decorate
+
+
+def _refuse_call(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    named: Mapping[str, Any],
+    elsewhere: Mapping[str, str],
+) -> None:
+    parameters = inspect.signature(function).parameters
+    refuse(function, {name: v for name, v in named.items() if name not in parameters}, elsewhere)
+    places = [each for each in parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
+    if len(args) > len(places) < len(parameters):
+        raise by_name_only(function) from None
+
+
+def by_name_only(function: Callable[..., Any]) -> UsageError:
+    """Build the error for an argument by position that a function takes by name."""
+    taken = inspect.signature(function).parameters.values()
+    names = [f"{each.name}=" for each in taken if each.kind is each.KEYWORD_ONLY]
+    return UsageError(f"{function.__name__} takes {', '.join(names)} by name, not by position")
+
+
+def refuse(
+    function: Callable[..., Any], unknown: Mapping[str, Any], elsewhere: Mapping[str, str] = _NONE
+) -> None:
+    """Refuse keywords that a function does not take.
+
+    Args:
+        unknown: The keywords, if there are any.
+        elsewhere: Arguments of other libraries, and what to do instead.
+
+    Raises:
+        UsageError: There is one; the message says what to do instead, or suggests the nearest.
+    """
+    for name in unknown:
+        what = function.__name__
+        if name in elsewhere:
+            raise UsageError(f"{what} takes no {name}=: {elsewhere[name]}") from None
+        known = inspect.signature(function).parameters.values()
+        names = [each.name for each in known if each.kind in NAMED and each.name != "self"]
+        raise unknown_name("argument", name, names, what) from None
+
+
+class Refusing:
+    """A base class of public classes that checks keywords before the constructor.
+
+    It is a class of its own so that `inspect.signature` finds the subclass's `__init__`. Classes
+    outside of this library are not checked.
+    """
+
+    _elsewhere: ClassVar[Mapping[str, str]] = _NONE
+
+    def __new__(cls, *_: Any, **named: Any) -> Any:
+        refuse_of_class(cls, named, cls._elsewhere)
+        return super().__new__(cls)
+
+
+def refuse_of_class(kind: type, named: Mapping[str, Any], elsewhere: Mapping[str, str]) -> None:
+    """Refuse keywords that a class of this library does not take, as `refuse` does."""
+    if not named or not kind.__module__.startswith("allreduce."):
+        return
+    known = inspect.signature(kind).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in known.values()):
+        return
+    for name in named:
+        if name in known:
+            continue
+        if name in elsewhere:
+            raise UsageError(f"{kind.__name__} takes no {name}=: {elsewhere[name]}")
+        raise unknown_name("argument", name, known, kind.__name__)

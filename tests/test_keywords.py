@@ -1,0 +1,53 @@
+"""Calls that do not fit a signature: the error says which argument was meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import allreduce as ar
+from allreduce.keywords import explain
+
+untyped: Any = ar
+x = np.ones(3)
+
+
+def _compiled() -> Any:
+    model = ar.nn.Sequential([ar.nn.Input((3,)), ar.nn.Dense(2)])
+    model.compile(loss="mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: untyped.init(ranks=2), "init: unknown argument 'ranks': .*mean 'rank'"),
+        (lambda: untyped.init(0, 2), "init takes rank=, size=, leader=, .* by name, not by pos"),
+        (lambda: untyped.init().all_reduce(x, "sum"), "all_reduce takes op=, .* by name, not by"),
+        (lambda: untyped.init().broadcast(x, 0), "broadcast takes root=, .* by name, not by pos"),
+        (lambda: untyped.MirroredStrategy(device="cpu:0"), "MirroredStrategy: .*mean 'devices'"),
+        (lambda: untyped.MirroredStrategy().run(abs, arg=(x,)), "run: .* did you mean 'args'"),
+        (lambda: untyped.MirroredStrategy().reduce("sum", x, axs=0), "reduce: .* mean 'axis'"),
+        (lambda: untyped.Server(job="ps"), "Server: unknown argument 'job': .*mean 'job_name'"),
+        (lambda: untyped.Session("grpc://h:1", timeot=1), "Session: .* did you mean 'timeout'"),
+        (lambda: untyped.callbacks.EarlyStopping(monitr="loss"), "did you mean 'monitor'"),
+        (lambda: untyped.callbacks.ModelCheckpoint("m", save_best=1), "mean 'save_best_only'"),
+        (lambda: untyped.callbacks.TensorBoard(profile_batch=2), "takes no profile_batch=: with"),
+        (lambda: untyped.function(autograph=False), "function takes no autograph=: leave it out"),
+        (lambda: untyped.nn.load_model("m", compile=False), "takes no compile=: a model that was"),
+        (lambda: _compiled().save("m", overwrite=True), "save takes no overwrite=: the file is"),
+    ],
+)
+def test_an_argument_that_does_not_exist_is_answered_with_the_one_that_was_meant(
+    call: Any, said: str
+) -> None:
+    with pytest.raises(ar.UsageError, match=said) as caught:
+        call()
+    assert caught.value.__cause__ is None
+
+
+def test_a_type_error_inside_of_a_function_stays_as_it_is() -> None:
+    with pytest.raises(TypeError, match="not subscriptable"):
+        explain()(lambda: untyped.nn[0])()
