@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from allreduce.server.server import Server
     from allreduce.server.session import Session
     from allreduce.strategies import MirroredStrategy, MultiWorkerMirroredStrategy, Strategy
+    from allreduce.strategies.coordinator import ClusterCoordinator
     from allreduce.strategies.parameter_server import ParameterServerStrategy
 
     __version__: str
@@ -72,6 +73,7 @@ __all__ = [
     "ANY",
     "AllreduceError",
     "ClosedError",
+    "ClusterCoordinator",
     "Communicator",
     "DeviceError",
     "InternalError",
@@ -155,6 +157,7 @@ _HOMES = {
     "allreduce.server.server": ("Server",),
     "allreduce.server.session": ("Session",),
     "allreduce.strategies": ("MirroredStrategy", "MultiWorkerMirroredStrategy", "Strategy"),
+    "allreduce.strategies.coordinator": ("ClusterCoordinator",),
     "allreduce.strategies.parameter_server": ("ParameterServerStrategy",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

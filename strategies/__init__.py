@@ -8,9 +8,11 @@ from allreduce.strategies.mirrored import MirroredStrategy
 from allreduce.strategies.multi_worker import MultiWorkerMirroredStrategy
 
 if TYPE_CHECKING:
+    from allreduce.strategies.coordinator import ClusterCoordinator
     from allreduce.strategies.parameter_server import ParameterServerStrategy
 
 __all__ = [
+    "ClusterCoordinator",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "ParameterServerStrategy",
@@ -19,8 +21,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name == "ParameterServerStrategy":  # needs gRPC, which takes longer to import than the rest
+    # These need gRPC, which takes longer to import than the rest.
+    if name == "ParameterServerStrategy":
         return import_module("allreduce.strategies.parameter_server").ParameterServerStrategy
+    if name == "ClusterCoordinator":
+        return import_module("allreduce.strategies.coordinator").ClusterCoordinator
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,7 @@ from allreduce.devices.integers import integer
 from allreduce.devices.options import start_logging
 from allreduce.errors import TimeoutError, UnsupportedError, UsageError
 from allreduce.events import logger
+from allreduce.graph import device
 from allreduce.graph.core import seed
 from allreduce.graph.core.host_future import Output
 from allreduce.graph.replicate.compiled import Compiled
@@ -104,7 +106,8 @@ class ParameterServerStrategy(Strategy):
             "checkpoint_every": integer("checkpoint_every", checkpoint_every, 1),
         }
         read = settings.load()
-        self._timeout = read.timeout if timeout is None else timeout
+        self.timeout = read.timeout if timeout is None else timeout
+        self._placing: Callable[..., Any] | None = None
         self._links: dict[int, ArenaLink] = {}  # by id of the plan
         self._assigned = False  # whether the program has assigned since the latest step
         self._fit = 0  # the number of the call of `fit`
@@ -112,14 +115,28 @@ class ParameterServerStrategy(Strategy):
         self._share: dict[str, Any] | None = None  # of the synchronous update, in `fit`
         self._known: list[tuple[dict[str, Any], Sequence[np.ndarray]]] = []  # sums of epochs
         self._taken = True  # whether the latest share's gradient was used
+        self._contributed = -1  # the latest update that a loop of the program's own has given to
         self._update = -1  # the synchronous update whose parameters are here
         secret = read.secret or b""
-        self._servers = connect_all(self.cluster, self.name, secret, self._timeout, self._join)
+        self._servers = connect_all(self.cluster, self.name, secret, self.timeout, self._join)
         for server in self._servers:  # all of them, so that one that is missing is named at once
             server.call("status", {})
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} on {self.name}"
+
+    @contextmanager
+    def scope(self) -> Iterator[Strategy]:
+        """Make layers, variables and optimizers for this strategy.
+
+        They are replicas of this worker; with a `ClusterCoordinator`, variables are on `ps` tasks.
+        """
+        with super().scope(), device(self._placing) if self._placing else nullcontext():
+            yield self
+
+    def place_variables(self, placing: Callable[..., Any]) -> None:
+        """Have `scope` place variables on tasks, as `ClusterCoordinator` needs it."""
+        self._placing = placing
 
     def _host(self, task: tuple[str, int]) -> str:
         return split(self.cluster.address(*task))[0]
@@ -167,6 +184,8 @@ class ParameterServerStrategy(Strategy):
             self.refresh(slots=False)
         elif self._share is not None and self._update != self._share["update"]:
             self._pull(self._share["after"], self._share["update"])
+        elif self._share is None and self._is_sync:
+            self._await_update()
         results = super()._run_compiled(compiled, arguments, step_infos)
         completed = [each for each in links if each.plan.arenas[0].completes]
         if not self._is_sync:
@@ -186,7 +205,7 @@ class ParameterServerStrategy(Strategy):
         tick = first.start("tick", fields)
         for link in links:
             link.push()
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + self.timeout
         reply, _ = first.finish(tick)
         while reply["ahead"]:
             if time.monotonic() > deadline:
@@ -202,7 +221,7 @@ class ParameterServerStrategy(Strategy):
                 *(self._servers, rule, plan),
                 task=self.name,
                 is_chief=self.is_chief,
-                timeout=self._timeout,
+                timeout=self.timeout,
                 turn=len(same),
                 checkpoint=(self._settings["checkpoint"], self._settings["checkpoint_every"]),
                 pipelines=bool(self._settings["staleness"]),
@@ -212,14 +231,35 @@ class ParameterServerStrategy(Strategy):
 
     def _contribute(self, links: Sequence[ArenaLink]) -> None:
         """Add gradients to the synchronous update under way, or drop them if they are late."""
-        share = self._share
-        assert share is not None
+        share, first = self._share, self._servers[0]
+        if share is None:  # a loop of the program's own
+            offered, _ = first.call("offer", {"update": self._update})
+            self._contributed = self._update
+            if offered.get("taken"):
+                for link in links:
+                    link.contribute(self._update, offered["share"], offered["of"])
+                first.call("deliver", {"share": offered["share"]})
+            return
         if share["asks"]:
             fields = {"fit": self._fit, "part": share["part"], "update": share["update"]}
-            self._taken = self._servers[0].call("claim", fields)[0].get("taken", False)
+            self._taken = first.call("claim", fields)[0].get("taken", False)
         if self._taken:
             for link in links:
                 link.contribute(share["update"], share["part"], share["of"])
+
+    def _await_update(self) -> None:
+        """Wait for the update that this worker has contributed to, and take its parameters."""
+        deadline = time.monotonic() + self.timeout
+        while True:
+            reply, _ = self._servers[0].call("newest", {"update": self._contributed})
+            if reply.get("unknown"):
+                continue
+            if not reply["wait"]:
+                break
+            if time.monotonic() > deadline:
+                raise self._late()
+        if reply["update"] != self._update:
+            self._pull(reply["after"], reply["update"])
 
     def _pull(self, after: int, update: int) -> None:
         for link in self._links.values():
@@ -277,10 +317,10 @@ class ParameterServerStrategy(Strategy):
         waited = 0.0
         while self._servers[0].call("begin", fields, arrays)[0].get("wait"):
             waited += 1.0
-            if waited >= self._timeout:
+            if waited >= self.timeout:
                 raise TimeoutError(
                     f"[parameter server] {self.name}: the chief has not called fit (number "
-                    f"{self._fit}) within {self._timeout:g} s; run the same program on all workers"
+                    f"{self._fit}) within {self.timeout:g} s; run the same program on all workers"
                 )
 
     def ask(self, seen: int, stops: bool, done: Report | None) -> Answer:
@@ -291,7 +331,7 @@ class ParameterServerStrategy(Strategy):
         arrays: Sequence[np.ndarray] = ()
         if done is not None:
             fields["done"], arrays = done
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + self.timeout
         while True:
             reply, found = self._servers[0].call("next", fields, arrays)
             fields.pop("done", None)
@@ -314,7 +354,7 @@ class ParameterServerStrategy(Strategy):
         status, _ = self._servers[0].call("status", {})
         living = ", ".join(status["workers"])
         return TimeoutError(
-            f"[parameter server] {self.name}: nothing to do within {self._timeout:g} s; "
+            f"[parameter server] {self.name}: nothing to do within {self.timeout:g} s; "
             f"the workers that live are {living}: start the missing ones (--restarts does)"
         )
 
@@ -339,6 +379,7 @@ class ParameterServerStrategy(Strategy):
 
     def end_fit(self) -> None:
         """Read the values of the end; the chief reports what the servers have counted."""
+        self._share = None
         self.refresh(slots=self.is_chief)
         if not self.is_chief:
             return
@@ -416,7 +457,7 @@ def _check_assignments(compiled: Compiled) -> None:
         if node.op == "assign":
             name = node.attrs["variable"].name
             raise UnsupportedError(
-                f"{node.source}: the step assigns variable {name!r} (as BatchNormalization does), "
+                f"{node.source}: the step assigns variable {name!r} (as BatchNorm does), "
                 "which parameter servers do not carry between workers; use LayerNormalization, or "
                 "ar.MultiWorkerMirroredStrategy"
             )

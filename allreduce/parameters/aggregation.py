@@ -57,7 +57,7 @@ class Aggregation:
 
         Args:
             worker: Who has computed it.
-            share: Its number, unique in the update.
+            share: Its number, unique in the update; below 0 in loops of the program's own.
             update: The update whose parameters it was computed with.
         """
         fits = update == self.update
@@ -80,14 +80,13 @@ class Aggregation:
         self._done.clear()
         return True
 
-    def lose(self, worker: str, *, again: bool) -> None:
+    def lose(self, worker: str) -> None:
         """Note that a worker has died.
 
-        Args:
-            worker: Its name.
-            again: Whether others compute its shares again; they stay in the update then, as some
-                servers may have their gradients. Else any other gradient can take the place.
+        The shares of `fit` that it was to give stay in the update, as some servers may have their
+        gradients; another worker computes them again. Any other gradient can take the place of one
+        of a loop of the program's own.
         """
         for share in [s for s, w in self._accepted.items() if w == worker and s not in self._done]:
-            if not again:
+            if share < 0:
                 del self._accepted[share]

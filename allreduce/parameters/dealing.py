@@ -264,7 +264,7 @@ class Fit:
         with self._changed:
             parts = [part for part, owner in self._dealt.items() if owner == worker]
             if self._aggregation is not None and self._phase == TRAIN:
-                self._aggregation.lose(worker, again=True)
+                self._aggregation.lose(worker)
             for part in parts:
                 self._return(part)
             self._has_chief &= not is_chief  # nobody waits for the word of a dead one

@@ -63,6 +63,7 @@ class ParameterService:
         self._settings: dict[str, Any] | None = None
         self._aggregation: Aggregation | None = None
         self._clocks = Clocks()
+        self._offers = 0  # of gradients, in loops of the program's own
         self._writers: dict[str, Writer] = {}  # of each store, and of the progress
         self._files: dict[str, Path] = {}
         self._changed = threading.Condition()
@@ -86,7 +87,7 @@ class ParameterService:
             if worker is None:
                 return
             if self._aggregation is not None:
-                self._aggregation.lose(caller, again=False)
+                self._aggregation.lose(caller)
             self._changed.notify_all()
         self._clocks.rest(caller)
         parts = sum(fit.lose(caller, is_chief=worker.is_chief) for fit in fits)
@@ -349,6 +350,35 @@ class ParameterService:
             self._save_progress()
         return {"what": answer.what, **answer.fields}, answer.arrays
 
+    # --- synchronous updates of loops of the program's own ---
+
+    def _newest(self, _: str, fields: Mapping[str, Any], __: Arrays) -> Reply:
+        """Wait until a synchronous update is over; returns the number of the next one."""
+        with self._changed:
+            syncs = self._aggregation
+            if syncs is None:
+                return {"unknown": True}, ()
+            over = self._changed.wait_for(lambda: syncs.update > fields["update"], WAIT_SECONDS)
+            return {"wait": not over, "update": syncs.update, "after": syncs.latest}, ()
+
+    def _offer(self, caller: str, fields: Mapping[str, Any], _: Arrays) -> Reply:
+        """Ask whether a synchronous update takes a gradient."""
+        with self._changed:
+            syncs = self._aggregation
+            if syncs is None:
+                return {"unknown": True}, ()
+            self._offers += 1
+            syncs.begin(syncs.size)
+            taken = syncs.claim(caller, -self._offers, fields["update"])
+            return {"taken": taken, "share": -self._offers, "of": syncs.needed}, ()
+
+    def _deliver(self, _: str, fields: Mapping[str, Any], __: Arrays) -> Reply:
+        """Note that all servers have a gradient that was taken."""
+        with self._changed:
+            if self._aggregation is not None and self._aggregation.finish(fields["share"]):
+                self._changed.notify_all()
+            return {}, ()
+
     def _tick(self, caller: str, fields: Mapping[str, Any], _: Arrays) -> Reply:
         """Count an asynchronous step; wait while the worker is more than so many steps ahead."""
         if not fields["again"]:
@@ -375,6 +405,9 @@ _METHODS: Mapping[str, Callable[[ParameterService, str, Mapping[str, Any], Array
     "slots": ParameterService._slots,
     "begin": ParameterService._begin,
     "next": ParameterService._next,
+    "newest": ParameterService._newest,
+    "offer": ParameterService._offer,
+    "deliver": ParameterService._deliver,
     "tick": ParameterService._tick,
     "claim": ParameterService._claim,
 }

@@ -1,0 +1,85 @@
+"""A coordinator's functions run on workers, and again elsewhere when one dies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import allreduce as ar
+from allreduce.errors import ClosedError, UsageError
+from tests.server.clusters import describe, start_task
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Start a server and two workers as processes; this process is the chief."""
+    spec = describe({"chief": 1, "ps": 1, "worker": 2})
+    monkeypatch.setenv("ALLREDUCE_CLUSTER", spec.as_json())
+    monkeypatch.setenv("ALLREDUCE_TASK", "chief:0")
+    tasks = [("ps", 0), ("worker", 0), ("worker", 1)]
+    started = {f"{job}:{n}": start_task(spec, job, n) for job, n in tasks}
+    try:
+        yield started
+    finally:
+        for each in started.values():
+            each.kill()
+            each.communicate()
+
+
+def test_functions_run_on_workers_that_live(cluster: dict[str, Any]) -> None:
+    strategy = ar.ParameterServerStrategy(timeout=60)
+    with ar.ClusterCoordinator(strategy) as coordinator:
+        with strategy.scope():
+            weights = ar.Variable(np.zeros(3, np.float32), name="weights")
+        assert weights.place.job == "ps"
+        optimizer = ar.optim.SGD(0.1)
+        x = np.eye(3, dtype=np.float32)
+
+        @ar.function
+        def step(x: Any, y: Any) -> Any:
+            loss = ar.ops.square(ar.ops.matmul(x, ar.ops.reshape(weights, (3, 1))) - y)
+            optimizer.minimize(ar.ops.reshape(loss, (-1,)), [weights])
+            return ar.ops.sum(loss)
+
+        def run(count: int) -> list[float]:
+            y = np.asarray([[1.0], [2.0], [3.0]], np.float32)
+            futures = [coordinator.schedule(step, (x, y)) for _ in range(count)]
+            coordinator.join()
+            assert all(each.done() for each in futures)
+            return [float(each) for each in coordinator.fetch(futures)]
+
+        before = run(10)
+        os.kill(cluster["worker:1"].pid, signal.SIGKILL)
+        after = run(60)
+        assert after[-1] < before[0] / 10
+
+        def wrong(x: Any) -> Any:
+            return ar.ops.embedding(x, np.asarray([7]))
+
+        failed = coordinator.schedule(wrong, (x,))
+        with contextlib.suppress(UsageError):  # of the first function, where it has come already
+            later = coordinator.schedule(step, (x, np.zeros((3, 1), np.float32)))
+        with pytest.raises(UsageError, match="7"):
+            failed.fetch()
+        with contextlib.suppress(UsageError):
+            coordinator.join()
+        del later
+    with pytest.raises(ClosedError):
+        coordinator.schedule(step, (x, x))
+
+
+def test_a_cluster_without_other_workers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = describe({"ps": 1, "worker": 1})
+    monkeypatch.setenv("ALLREDUCE_CLUSTER", spec.as_json())
+    monkeypatch.setenv("ALLREDUCE_TASK", "worker:0")
+    with ar.Server(spec, "ps", 0):
+        strategy = ar.ParameterServerStrategy(timeout=20)
+        with pytest.raises(UsageError, match="chief=1,ps=1,worker=2"):
+            ar.ClusterCoordinator(strategy)
+        strategy.close()

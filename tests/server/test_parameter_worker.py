@@ -1,0 +1,155 @@
+"""One worker of parameter servers in this process: alone, it trains as a single replica does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import allreduce as ar
+from allreduce.errors import UnsupportedError, UsageError
+from tests.server.clusters import describe
+from tests.server.test_parameter_server import data
+
+Worker = Callable[..., ar.ParameterServerStrategy]
+LOSS = "sparse_categorical_crossentropy"
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+    """Return a function that makes a strategy, with so many servers in this process."""
+    with contextlib.ExitStack() as stack:
+
+        def make(servers: int = 1, workers: int = 1, **options: Any) -> ar.ParameterServerStrategy:
+            spec = describe({"ps": servers, "worker": workers})
+            for number in range(servers):
+                stack.enter_context(ar.Server(spec, "ps", number))
+            monkeypatch.setenv("ALLREDUCE_CLUSTER", spec.as_json())
+            monkeypatch.setenv("ALLREDUCE_TASK", "worker:0")
+            strategy = ar.ParameterServerStrategy(timeout=20, **options)
+            stack.callback(strategy.close)
+            return strategy
+
+        yield make
+
+
+def trained(strategy: Any, optimizer: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """Train a small model; returns it and its history."""
+    ar.set_seed(5)
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = ar.nn.Sequential([ar.nn.Dense(8, activation="relu"), ar.nn.Dense(2)])
+        loss = ar.nn.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer=optimizer, loss=loss, metrics=["accuracy"])
+    x, y = data()
+    given = {"batch_size": 32, "epochs": 3, "verbose": 0, "validation_data": (x[:50], y[:50])}
+    return model, model.fit(x, y, **{**given, **options}).history
+
+
+def rate() -> Any:
+    return ar.optim.schedules.ExponentialDecay(0.05, decay_steps=5, decay_rate=0.5)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: ar.optim.Adam(rate()),
+        lambda: ar.optim.SGD(0.1, momentum=0.9, clip_norm=0.05),
+        lambda: ar.optim.Lamb(0.01, clip_value=0.01),
+        lambda: ar.optim.SGD(0.1, gradient_accumulation=4, ema_momentum=0.9),
+    ],
+    ids=["schedule", "clip_norm", "per_variable", "accumulation"],
+)
+def test_one_worker_trains_as_one_replica(worker: Worker, optimizer: Callable[[], Any]) -> None:
+    alone, expected = trained(None, optimizer())
+    model, found = trained(worker(servers=2), optimizer())
+    assert list(found) == list(expected)
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5)
+    for mine, its in zip(model.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, its, rtol=1e-4, atol=1e-6)
+    slots, its_slots = model.optimizer.state(), alone.optimizer.state()
+    for mine, its in zip(slots.values(), its_slots.values(), strict=True):
+        np.testing.assert_allclose(mine, its, rtol=1e-3, atol=1e-6)
+
+
+def test_callbacks_change_the_rate_and_stop(worker: Worker) -> None:
+    def callbacks() -> list[Any]:
+        change = ar.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))
+        stop = ar.callbacks.EarlyStopping("loss", min_delta=10.0, patience=2)
+        return [change, stop]
+
+    _, expected = trained(None, ar.optim.SGD(0.1), callbacks=callbacks(), epochs=9)
+    _, found = trained(worker(), ar.optim.SGD(0.1), callbacks=callbacks(), epochs=9)
+    assert len(found["loss"]) == len(expected["loss"]) < 9
+    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-5)
+
+
+def test_assigned_values_reach_the_servers(worker: Worker) -> None:
+    model, _ = trained(worker(), ar.optim.SGD(0.1))
+    model.set_weights([np.zeros_like(each) for each in model.get_weights()])
+    model.compile(optimizer=ar.optim.SGD(0.0), loss=model._steps().loss)
+    x, y = data()
+    model.fit(x, y, verbose=0)
+    assert not any(each.any() for each in model.get_weights())
+
+
+def test_a_saved_model_goes_on_elsewhere(worker: Worker, tmp_path: Path) -> None:
+    model, _ = trained(worker(), ar.optim.Adam(0.01))
+    model.save(tmp_path / "model.safetensors")
+    loaded = ar.nn.load_model(tmp_path / "model.safetensors")
+    assert loaded.optimizer.state()["iterations"] == 24
+    for name, slot in model.optimizer.state().items():
+        np.testing.assert_array_equal(loaded.optimizer.state()[name], slot)
+
+
+@pytest.mark.parametrize("options", [{}, {"update": "sync"}, {"staleness": 2}], ids=str)
+def test_a_loop_of_ones_own_learns(worker: Worker, options: dict[str, Any]) -> None:
+    strategy = worker(**options)
+    with strategy.scope():
+        weights = ar.Variable(np.zeros(6, np.float32), name="weights")
+        optimizer = ar.optim.Adam(0.1)
+    x, _ = data()
+    y = x @ np.arange(6, dtype=np.float32)
+
+    @ar.function
+    def step(x: Any, y: Any) -> Any:
+        loss = ar.ops.square(x @ weights - y)
+        optimizer.minimize(loss, [weights])
+        return loss
+
+    losses = [float(np.mean(strategy.run(step, (x, y)).values[0])) for _ in range(60)]
+    assert losses[-1] < losses[0] / 10
+    found = strategy.status()
+    assert found["updates"] == {"/job:ps/task:0": 60}
+    assert found["workers"] == ["worker:0"]
+    expected = {"update": {}, "staleness": {0: 1, 1: 59}}
+    assert found["staleness"] == expected.get(next(iter(options), ""), {0: 60})
+
+
+def test_what_cannot_be_is_said_in_one_line(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = worker()
+    x, y = data()
+    with pytest.raises(UnsupportedError, match="rows of arrays"):
+        trained(strategy, "sgd", validation_data=[(x, y)])
+    with strategy.scope():
+        model = ar.nn.Sequential([ar.nn.BatchNorm(), ar.nn.Dense(2)])
+        model.compile("sgd", LOSS)
+    with pytest.raises(UnsupportedError, match="use LayerNormalization"):
+        model.fit(x, y, verbose=0)
+    with pytest.raises(UsageError, match='for update="sync"'):
+        ar.ParameterServerStrategy(replicas_to_aggregate=2)
+    with pytest.raises(UsageError, match="synchronous ones have none"):
+        ar.ParameterServerStrategy(update="sync", staleness=1)
+    monkeypatch.setenv("ALLREDUCE_TASK", "ps:0")
+    with pytest.raises(UsageError, match="it is for workers"):
+        ar.ParameterServerStrategy()
+    monkeypatch.delenv("ALLREDUCE_TASK")
+    monkeypatch.delenv("ALLREDUCE_CLUSTER")
+    with pytest.raises(UsageError, match="--cluster ps=1,worker=2"):
+        ar.ParameterServerStrategy()
