@@ -19,6 +19,7 @@ identities = _here.identities
 take_share = _here.take_share
 as_array = _here.as_array
 owner = _here.owner
+on_host = _here.on_host
 read = _here.read
 write = _here.write
 
@@ -39,6 +40,7 @@ __all__ = [
     "logical_devices",
     "lookup",
     "matching",
+    "on_host",
     "owner",
     "physical_devices",
     "read",

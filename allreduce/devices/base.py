@@ -146,6 +146,10 @@ class Device(ABC):
                 device, bytes, and the largest parts in use.
         """
 
+    def allocate_result(self, nbytes: int) -> Buffer:
+        """As `allocate`, for an array that the program gets and may use on streams of its own."""
+        return self.allocate(nbytes, zero=False)
+
     @abstractmethod
     def adopt(self, array: Any) -> Any:
         """Give the flat byte array over `array`'s memory; nothing is copied, its owner stays alive.

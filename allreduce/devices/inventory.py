@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from allreduce.devices.integers import integer
 from allreduce.devices.names import LOCAL_CPU, DeviceName
 from allreduce.devices.registry import RUNTIMES, absence, runtime
 from allreduce.errors import DeviceError, UsageError, did_you_mean
-from allreduce.events import counted
+from allreduce.events import counted, logger
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Inventory:
         self._limits: dict[str, int | None] = {}  # bytes of each logical device, by kind
         self._shares: dict[str, Sequence[int]] = {}  # of physical devices; by default all
         self._logical: tuple[Device, ...] | None = None
+        self._copied = False  # an array to the host, which is logged once
 
     def physical(self, kind: str | None = None) -> list[PhysicalDevice]:
         """List the physical devices, of one kind or of all."""
@@ -136,6 +137,28 @@ class Inventory:
             return value
         device = self.owner(value)
         return np.asarray(value) if device is None else device.view(value)
+
+    def on_host(self, value: Any, where: Callable[[], str]) -> Any:
+        """Return an array of a device as a copy on the host, and anything else as it is.
+
+        Args:
+            value: Given to something that runs on the host.
+            where: Returns the line in the program, for the log: the first copy is logged.
+        """
+        device = None if type(value) is np.ndarray else self.owner(value)
+        if device is None:
+            return value
+        self._log_copy(device, where)
+        return self.read(device.view(value))
+
+    def _log_copy(self, device: Device, where: Callable[[], str]) -> None:
+        if not self._copied:
+            self._copied = True
+            logger.info(
+                "%s: an array on %s is copied to the host, as what takes it runs on a CPU; further "
+                "such copies are not logged",
+                *(where(), device.name.local),
+            )
 
     def read(self, array: Any) -> npt.NDArray[Any]:
         """Copy an array of any device to new host memory."""

@@ -42,7 +42,7 @@ def prepare(
         out = None
     elif out is None:
         nbytes = math.prod(wanted) * dtype.itemsize
-        out = device.allocate(nbytes, zero=False).array(dtype, wanted)
+        out = device.allocate_result(nbytes).array(dtype, wanted)
     elif (tuple(out.shape), out.dtype) != (wanted, dtype):
         raise ShapeError(
             f"{context.where}: out must have shape {wanted} and dtype {dtype}, but has "

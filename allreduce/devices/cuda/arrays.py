@@ -44,6 +44,24 @@ def contiguous(array: Any) -> bool:
     return bool(array.flags.c_contiguous)
 
 
+def extent(array: Any) -> tuple[int, int]:
+    """Return the address of the first byte that an array's elements lie in, and their number."""
+    steps = [(length - 1) * step for length, step in zip(array.shape, array.strides, strict=True)]
+    low, high = sum(min(0, each) for each in steps), sum(max(0, each) for each in steps)
+    return pointer(array) + low, high - low + int(array.dtype.itemsize)
+
+
+def like(array: Any, raw: Any, offset: int) -> Any:
+    """View flat bytes as an array with the shape and strides of another one.
+
+    Args:
+        array: The other one.
+        raw: The bytes.
+        offset: Of its first element, in bytes.
+    """
+    return cupy.ndarray(array.shape, array.dtype, raw.data + offset, array.strides)
+
+
 _ON_GPU = (2, 13)  # kDLCUDA and kDLCUDAManaged, the first half of __dlpack_device__
 
 
@@ -55,7 +73,7 @@ def borrowed(array: Any) -> int | None:
         kind, ordinal = array.__dlpack_device__()
         return int(ordinal) if int(kind) in _ON_GPU else None
     if hasattr(type(array), "__cuda_array_interface__"):
-        return int(StridedMemoryView(array, stream_ptr=-1).device_id)
+        return int(StridedMemoryView.from_any_interface(array, stream_ptr=-1).device_id)
     return None
 
 
@@ -67,7 +85,7 @@ def view(array: Any, stream: int) -> Any:
             ours waits for.
         stream: The address of the stream that will use it.
     """
-    found = StridedMemoryView(array, stream_ptr=stream)
+    found = StridedMemoryView.from_any_interface(array, stream_ptr=stream)
     dtype = np.dtype(found.dtype)
     memory = cupy.cuda.UnownedMemory(
         int(found.ptr), found.size * dtype.itemsize, (array, found), int(found.device_id)

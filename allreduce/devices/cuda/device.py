@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from allreduce.devices.base import COLLECTIVE, Buffer, Device, Stream
 from allreduce.devices.budget import Contents
-from allreduce.devices.cuda import arrays
+from allreduce.devices.cuda import arrays, cupy_streams
 from allreduce.devices.cuda.driver import api, call
 from allreduce.devices.cuda.kernels import copies, elementwise, optimizers
-from allreduce.devices.cuda.memory import PinnedPool, Pool, device_pool
+from allreduce.devices.cuda.memory import LastUse, PinnedPool, Pool, device_pool
 from allreduce.devices.cuda.streams import CudaEvent, CudaStream, current_stream
 from allreduce.devices.integers import integer
 from allreduce.devices.names import DeviceName
@@ -113,10 +113,25 @@ class CudaDevice(Device):
         return bytes(call(api.cuDeviceGetUuid_v2, self.card.ordinal).bytes).hex()
 
     def allocate(self, nbytes: int, contents: Contents = (), *, zero: bool = True) -> Buffer:
+        return self._allocate(nbytes, contents, zero, None)
+
+    def allocate_result(self, nbytes: int) -> Buffer:
+        return self._allocate(nbytes, (), False, self._last_use)
+
+    def _last_use(self) -> CudaEvent | None:
+        """Return the end of CuPy's work, when the program releases an array that it was given."""
+        if not self.usable:
+            return None
+        event = self.event()
+        return event if cupy_streams.record(event) else None
+
+    def _allocate(
+        self, nbytes: int, contents: Contents, zero: bool, last_use: LastUse | None
+    ) -> Buffer:
         nbytes = integer("a Buffer's size in bytes", nbytes, 0)
         taken = self.memory.take(nbytes, contents)
         try:
-            block = self.card.memory.block(nbytes)
+            block = self.card.memory.block(nbytes, last_use)
         except OutOfMemoryError as error:
             self.memory.give_back(taken)
             raise OutOfMemoryError(
@@ -146,10 +161,12 @@ class CudaDevice(Device):
         return arrays.borrowed(array) == self.card.ordinal
 
     def view(self, array: Any, stream: Stream | None = None) -> Any:
-        if self.holds(array):
+        on = self._stream(stream)
+        if self.holds(array):  # CuPy's
+            cupy_streams.wait_for_cupy(on)
             return array
         self.enter()
-        return arrays.view(array, self._stream(stream).address)
+        return arrays.view(array, on.address)
 
     def copy(self, target: Any, source: Any, stream: Stream | None = None) -> None:
         to = target.bytes if isinstance(target, Buffer) else target

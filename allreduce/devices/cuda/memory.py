@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,16 @@ def rounded(nbytes: int) -> int:
     """Round a size up to that of a block, so that similar sizes share blocks."""
     step = _STEP if nbytes <= _LARGE else _LARGE
     return max(step, -(-nbytes // step) * step)
+
+
+class Awaited(Protocol):
+    """An event behind which memory may be used again."""
+
+    def done(self) -> bool: ...
+
+
+# Returns the event of the last use of a block that is released; None if it may be used at once.
+LastUse = Callable[[], Awaited | None]
 
 
 class Block:
@@ -48,21 +59,33 @@ class Pool:
         self._take, self._free = take, free
         self._lock = threading.RLock()  # a finalizer may run in the middle of an allocation
         self._idle: dict[int, list[int]] = {}
+        self._in_use: list[tuple[Awaited, int, int]] = []  # released blocks, until their events
         self.nbytes = 0
 
-    def block(self, nbytes: int) -> Block:
+    def block(self, nbytes: int, last_use: LastUse | None = None) -> Block:
         """Return a block of at least so many bytes.
+
+        Args:
+            nbytes: The number of bytes.
+            last_use: Called when the block is released; by default it is not in use then.
 
         Raises:
             OutOfMemoryError: There is no memory, also after freeing unused blocks.
         """
         size = rounded(nbytes)
         with self._lock:
+            self._collect()
             idle = self._idle.get(size)
             address = idle.pop() if idle else self._fresh(size)
         made = Block(address, size)
-        weakref.finalize(made, self._put_back, address, size).atexit = False
+        weakref.finalize(made, self._put_back, address, size, last_use).atexit = False
         return made
+
+    def _collect(self) -> None:
+        """Take back released blocks whose last use is over."""
+        for entry in [each for each in self._in_use if each[0].done()]:
+            self._in_use.remove(entry)
+            self._idle.setdefault(entry[2], []).append(entry[1])
 
     def _fresh(self, size: int) -> int:
         try:
@@ -73,9 +96,13 @@ class Pool:
         self.nbytes += size
         return address
 
-    def _put_back(self, address: int, size: int) -> None:
+    def _put_back(self, address: int, size: int, last_use: LastUse | None) -> None:
+        event = None if last_use is None else last_use()
         with self._lock:
-            self._idle.setdefault(size, []).append(address)
+            if event is None:
+                self._idle.setdefault(size, []).append(address)
+            else:
+                self._in_use.append((event, address, size))
 
     def trim(self) -> None:
         """Free the blocks that are not in use."""

@@ -36,6 +36,11 @@ class CudaEvent(Event):
         self.device.enter()
         call(api.cuEventSynchronize, self.handle)
 
+    def block(self, address: int) -> None:
+        """Have any CUDA stream wait for the event, such as one of CuPy; the host does not."""
+        self.device.enter()
+        call(api.cuStreamWaitEvent, address, self.handle, 0)
+
     def __del__(self) -> None:
         # A destroyed event is released by CUDA once it is reached. At exit the driver may be gone.
         handle = getattr(self, "handle", None)

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from allreduce import events
-from allreduce.devices import COLLECTIVE, options
+from allreduce.devices import COLLECTIVE, on_host, options
 from allreduce.errors import InternalError
 from allreduce.graph.consistency.rank_check import Facts
 from allreduce.graph.core.host_future import Output
@@ -172,6 +172,8 @@ class BoundProgram:
         if frame.queues.any:
             frame.bring_numbers()
         # Arrays that are in another place in each step.
+        if any(type(feed) is not np.ndarray for feed in feeds):
+            feeds = self._placed(feeds)
         moving = {**dict(zip(self.program.inputs, feeds, strict=True)), **frame.outputs.allocate()}
         frame.values.update(moving)
         steps = self._chosen(list(moving.values()))
@@ -199,6 +201,14 @@ class BoundProgram:
             self._record(moving)
         self._drop_moving()
         return outputs
+
+    def _placed(self, feeds: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Copy arrays on devices to the host if the program reads them there."""
+        pairs, reads = zip(self.program.inputs, feeds, strict=True), self.frame.facts.host_inputs
+        return [on_host(feed, self._argument) if i in reads else feed for i, feed in pairs]
+
+    def _argument(self) -> str:
+        return f"an argument of replica {self.frame.replica.id}'s step"
 
     def _finish(self) -> None:
         """Wait for collectives whose results are fetched directly, or order later steps behind."""

@@ -57,6 +57,17 @@ class ProgramFacts:
         return self.collectives(instructions[i].node.id for i in instruction.waits)
 
     @cached_property
+    def host_inputs(self) -> frozenset[int]:
+        """The program's inputs that are read in the host's memory."""
+        read = (
+            i
+            for each in self.program.instructions
+            if each.node.op != "feed" and each.stream.device.on_host
+            for i in each.node.inputs
+        )
+        return frozenset(read) & frozenset(self.program.inputs)
+
+    @cached_property
     def after(self) -> tuple[frozenset[int], ...]:
         """For each instruction, the indices of the instructions that must end before it."""
         return _dependencies(self.program)

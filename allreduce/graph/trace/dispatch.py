@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.devices import logical_devices, options
+from allreduce.devices import logical_devices, on_host, options
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError, UnsupportedError, UsageError
 from allreduce.graph.core import seed
@@ -40,7 +40,7 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
         return result
     if isinstance(value, Dim):
         raise value.unknown()
-    array = np.asarray(value, dtype=dtype)
+    array = np.asarray(on_host(value, users_line), dtype=dtype)
     if array.dtype == object or array.dtype.kind in "USOMm":
         raise UsageError(
             f"{users_line()}: cannot make a tensor of {type(value).__name__} {value!r:.60}"

@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from allreduce.devices import DeviceName, lookup, read, write
+from allreduce.devices import DeviceName, as_array, lookup, owner, read, write
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core.naming import unique_name
 from allreduce.graph.core.node import Node
@@ -60,7 +60,8 @@ class Variable(Operators):
             name = unique_name("variable")
         elif not isinstance(name, str):
             raise UsageError(f"a variable's name is text, not {name!r}")
-        value = np.asarray(maker(), order="C")
+        made = maker()
+        value = np.asarray(made if owner(made) is None else read(as_array(made)), order="C")
         if value.dtype.name not in _DTYPES:
             raise UsageError(
                 f"variable {name!r} cannot hold {value.dtype}; there are {', '.join(_DTYPES)}"

@@ -24,7 +24,7 @@ from allreduce.comm.core.transport import PreparedOnDevice, Transport, Work
 from allreduce.comm.failures.reporter import group_text
 from allreduce.comm.transports.nccl import watchdog
 from allreduce.comm.transports.nccl.comparison import CallComparison, calls_text
-from allreduce.devices import Device, Event, options
+from allreduce.devices import Device, Event, Stream, options
 from allreduce.errors import Finding, UnsupportedError, everywhere
 
 _IDENTITY_BYTES = 32  # of a GPU's UUID in hexadecimal digits
@@ -244,9 +244,13 @@ class NcclWork(Work):
         """Have a stream wait for the call; the host does not. Returns the result.
 
         Args:
-            stream: A stream of the call's device.
+            stream: A stream of the call's device, or one of CuPy, such as its current one.
         """
-        stream.wait(self._call.event)
+        if isinstance(stream, Stream):
+            stream.wait(self._call.event)
+        else:
+            block: Callable[[int], None] = getattr(self._call.event, "block")  # noqa: B009  # CUDA's
+            block(int(stream.ptr))
         return self._result()
 
     def done(self) -> bool:

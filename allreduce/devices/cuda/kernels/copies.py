@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -17,6 +18,7 @@ from allreduce.devices.cuda.kernels.layout import STRIDED, strided, suffix
 from allreduce.devices.cuda.modules import blocks, launch
 from allreduce.devices.cuda.streams import current_stream
 from allreduce.errors import InternalError
+from allreduce.events import logger
 
 
 def assign(target: Any, value: Any) -> None:
@@ -27,6 +29,8 @@ def assign(target: Any, value: Any) -> None:
         raise InternalError(f"no kernel writes to an array with strides {target.strides}")
     if not isinstance(value, arrays.Array):
         set_number(target, value)
+    elif arrays.ordinal_of(value) != arrays.ordinal_of(target):
+        _assign_across(target, value)
     elif value.dtype != target.dtype:
         _cast(target, value)
     elif arrays.contiguous(value) and value.size == target.size:
@@ -36,19 +40,53 @@ def assign(target: Any, value: Any) -> None:
 
 
 def _copy_whole(target: Any, value: Any) -> None:
-    stream, here = current_stream(), arrays.ordinal_of(target)
-    there = arrays.ordinal_of(value)
-    if here == there:
-        call(
-            *(api.cuMemcpyDtoDAsync, pointer(target), pointer(value), target.nbytes),
-            stream.handle,
-        )
-        return
-    contexts = [call(api.cuDevicePrimaryCtxRetain, each) for each in (here, there)]
     call(
-        *(api.cuMemcpyPeerAsync, pointer(target), contexts[0], pointer(value), contexts[1]),
-        *(target.nbytes, stream.handle),
+        *(api.cuMemcpyDtoDAsync, pointer(target), pointer(value), target.nbytes),
+        current_stream().handle,
     )
+
+
+def _assign_across(target: Any, value: Any) -> None:
+    """Copy between two GPUs, of which the current stream's is one; kernels reach only that one."""
+    device = current_stream().device
+    source = arrays.ordinal_of(value)
+    if arrays.contiguous(value) and (value.dtype, value.size) == (target.dtype, target.size):
+        _copy_across(
+            pointer(target), arrays.ordinal_of(target), pointer(value), source, value.nbytes
+        )
+    elif source == device.card.ordinal:
+        packed = device.scratch(target.shape, target.dtype)
+        assign(packed, value)
+        assign(target, packed)
+    else:
+        first, nbytes = arrays.extent(value)
+        here = device.scratch((nbytes,), np.uint8)
+        _copy_across(pointer(here), device.card.ordinal, first, source, nbytes)
+        assign(target, arrays.like(value, here, pointer(value) - first))
+
+
+def _copy_across(to: int, target: int, come: int, source: int, nbytes: int) -> None:
+    """Copy bytes between two GPUs; the driver goes through the host where it has to."""
+    contexts = [_context(target), _context(source)]
+    _log_path(source, target)
+    call(
+        *(api.cuMemcpyPeerAsync, to, contexts[0], come, contexts[1], nbytes),
+        current_stream().handle,
+    )
+
+
+@cache
+def _context(ordinal: int) -> Any:
+    return call(api.cuDevicePrimaryCtxRetain, ordinal)
+
+
+@cache
+def _log_path(source: int, target: int) -> None:
+    if not call(api.cuDeviceCanAccessPeer, target, source):
+        logger.info(
+            "GPU %d and GPU %d cannot reach each other: copies between them go through the host",
+            *(source, target),
+        )
 
 
 def set_number(target: Any, value: Any) -> None:

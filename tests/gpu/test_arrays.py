@@ -1,0 +1,168 @@
+"""Arrays of other libraries and of other GPUs: without a copy where possible, and in order."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda.bindings import driver
+from cuda.core import Buffer
+
+import allreduce as ar
+from allreduce import devices, events
+from allreduce.devices.cuda import cupy_streams
+from tests.gpu import launch
+from tests.gpu.kernels import call
+
+SIMULATED = pytest.mark.skipif(launch.has_driver(), reason="CuPy's current stream is replaced")
+
+
+def there(x: Any, name: str = "GPU:0") -> Any:
+    gpu, x = devices.lookup(name), np.asarray(x)
+    made = gpu.allocate(x.nbytes).array(x.dtype, x.shape)
+    devices.write(made, x)
+    return made
+
+
+@pytest.fixture
+def cupys_stream(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A stream that stands for CuPy's current one, which needs CuPy's own runtime."""
+    gpu: Any = devices.lookup("GPU:0")
+    stream = gpu.stream("of CuPy")
+    monkeypatch.setattr(cupy_streams, "_address", lambda: stream.address)
+    return stream
+
+
+@SIMULATED
+def test_an_array_of_cupy_is_read_after_what_its_stream_does(cupys_stream: Any) -> None:
+    gpu: Any = devices.lookup("GPU:0")
+    x, y = there(np.zeros(1 << 22, np.float32)), there(np.zeros(1 << 22, np.float32))
+    work = gpu.own("compute")
+    for value in range(1, 60):  # the last one is what CuPy computes
+        call(driver.cuMemsetD8Async(x.data.ptr, value, x.nbytes, cupys_stream.handle))
+    assert gpu.view(x, work) is x
+    gpu.copy(y, x, work)
+    work.synchronize()
+    assert set(devices.read(y).view(np.uint8)) == {59}
+
+
+class Interface:
+    """Another library's array, which that library's stream still writes."""
+
+    def __init__(self, x: Any, stream: Any) -> None:
+        self.x = x
+        self.described = {"shape": x.shape, "typestr": x.dtype.str, "strides": None, "version": 3}
+        self.described |= {"data": (x.data.ptr, False), "stream": stream.address}
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return self.described
+
+
+def test_an_array_with_an_interface_is_read_after_its_stream() -> None:
+    gpu: Any = devices.lookup("GPU:0")
+    x, y = there(np.zeros(1 << 22, np.float32)), there(np.zeros(1 << 22, np.float32))
+    theirs, work = gpu.stream("of another library"), gpu.own("compute")
+    for value in range(1, 60):
+        call(driver.cuMemsetD8Async(x.data.ptr, value, x.nbytes, theirs.handle))
+    view = gpu.view(Interface(x, theirs), work)
+    assert view.data.ptr == x.data.ptr
+    gpu.copy(y, view, work)
+    work.synchronize()
+    assert set(devices.read(y).view(np.uint8)) == {59}
+
+
+def test_an_array_with_dlpack_is_not_copied() -> None:
+    gpu: Any = devices.lookup("GPU:0")
+    x = there(np.arange(64, dtype=np.int8))
+    theirs = Buffer.from_handle(x.data.ptr, x.nbytes, owner=x)
+    assert gpu.borrows(theirs)
+    view = gpu.view(theirs, gpu.own("compute"))
+    assert view.data.ptr == x.data.ptr
+    np.testing.assert_array_equal(devices.read(view), np.arange(64, dtype=np.int8))
+
+
+@SIMULATED
+def test_a_results_memory_is_used_again_behind_cupys_last_use(cupys_stream: Any) -> None:
+    gpu: Any = devices.lookup("GPU:0")
+    y = there(np.zeros(1 << 22, np.uint8))
+    for _ in range(3):
+        result = gpu.allocate_result(1 << 22).array(np.uint8, (1 << 22,))
+        devices.write(result, 7)
+        for _ in range(20):  # CuPy still reads it when the program drops it
+            call(
+                driver.cuMemcpyDtoDAsync(y.data.ptr, result.data.ptr, y.nbytes, cupys_stream.handle)
+            )
+        del result
+        other = gpu.allocate_result(1 << 22).array(np.uint8, (1 << 22,))
+        devices.write(other, 9)
+        cupys_stream.synchronize()
+        assert set(devices.read(y)) == {7}
+
+
+@pytest.mark.parametrize("mover", ["GPU:0", "GPU:1"])
+@pytest.mark.parametrize("way", ["whole", "transposed", "reversed", "cast", "broadcast"])
+def test_copies_between_gpus(way: str, mover: str) -> None:
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    source = there(x)
+    wanted, source = {
+        "whole": (x, source),
+        "transposed": (x.T, source.T),
+        "reversed": (x[::-1, 1:3], source[::-1, 1:3]),
+        "cast": (x.astype(np.int64), source),
+        "broadcast": (np.broadcast_to(x[1], (3, 4)), source[1]),
+    }[way]
+    target = there(np.zeros(wanted.shape, wanted.dtype), "GPU:1")
+    stream: Any = devices.lookup(mover).own("device-to-device")
+    stream.launch(devices.lookup(mover).assign, target, source)
+    stream.synchronize()
+    np.testing.assert_array_equal(devices.read(target), wanted)
+
+
+def copy_twice() -> None:
+    logging.basicConfig(level=logging.INFO)
+    logging.getLogger("allreduce").setLevel(logging.INFO)
+    for _ in range(2):
+        devices.write(there(np.zeros(3), "GPU:1"), there(np.ones(3)))
+    print("copied")
+
+
+@SIMULATED
+@pytest.mark.parametrize("reach", ["0", "1"])
+def test_gpus_that_cannot_reach_each_other_are_logged_once(reach: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"from {__name__} import copy_twice as f; f()"],
+        env={**os.environ, "STANDIN_PEERS": reach, "PYTHONPATH": str(launch.ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "copied\n", done.stderr
+    assert done.stderr.count("copies between them go through the host") == (reach == "0")
+
+
+def test_arrays_of_gpus_are_arguments_of_steps_and_operators(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = np.linspace(0, 1, 5, dtype=np.float32)
+    for strategy in ("GPU:0", "GPU:1", "CPU:0"):
+        step = ar.MirroredStrategy([strategy]).run(lambda t: ar.ops.exp(t), (there(x),))
+        np.testing.assert_allclose(step.values[0], np.exp(x), rtol=1e-6)
+    variable = ar.Variable(there(x), name="of an array on a GPU")
+    np.testing.assert_array_equal(variable.numpy(), x)
+    monkeypatch.setattr(events.logger, "handlers", [caplog.handler])
+    caplog.set_level(logging.INFO, events.logger.name)
+    monkeypatch.setattr(devices._here, "_copied", False)
+    for _ in range(2):
+        np.testing.assert_allclose(ar.ops.add(there(x), x).numpy(), 2 * x, rtol=1e-6)
+        np.testing.assert_allclose(
+            ar.ops.add(there(x), there(x, "GPU:1")).numpy(), 2 * x, rtol=1e-6
+        )
+    (logged,) = [each.message for each in caplog.records if "copied to the host" in each.message]
+    assert "test_arrays.py" in logged
+    assert "GPU:0" in logged
