@@ -11,6 +11,7 @@ import pytest
 RANK = """
 import json, sys
 import numpy as np
+from ml_dtypes import bfloat16
 import allreduce as ar
 from allreduce import devices
 
@@ -34,6 +35,8 @@ found = {
     "scaled": here(comm.all_reduce(f, prescale=3.0, postscale=0.5)),
     "scaled mean": here(comm.all_reduce(f, op="mean", prescale=4.0)),
     "max": here(comm.all_reduce(there(x.astype(np.int64)), op="max")),
+    "brain half": here(comm.all_reduce(there(x.astype(bfloat16)))),
+    "scaled brain half": here(comm.all_reduce(there(x.astype(bfloat16)), postscale=0.5)),
     "half": here(comm.all_reduce(there(x.astype(np.float16)))),
     "or": here(comm.all_reduce(there(x > 4), op="logical_or")),
     "in place": here(comm.all_reduce(g := there(x.astype(np.float64)), out=g)),
@@ -124,6 +127,8 @@ FIRST, SECOND = [0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6]
         "scaled mean": [[each * 2.0 for each in SUM]] * 2,
         "max": [SECOND, SECOND],
         "half": [SUM, SUM],
+        "brain half": [SUM, SUM],
+        "scaled brain half": [[each / 2 for each in SUM]] * 2,
         "or": [[False, False, False, False, True, True]] * 2,
         "in place": [SUM, SUM],
         "reduce": [None, SUM],

@@ -75,6 +75,13 @@ class Card:
                     self.context = call(api.cuDevicePrimaryCtxRetain, self.ordinal)
         call(api.cuCtxSetCurrent, self.context)
 
+    def free(self) -> str:
+        """Describe how much of its memory is free, and how much this process has."""
+        self.enter()
+        free, total = call(api.cuMemGetInfo)
+        mine = self.memory.nbytes
+        return f"{free} of its {total} bytes are free, and this process has {mine}"
+
     @cached_property
     def architecture(self) -> str:
         """Its architecture, as compilers call it: "sm_80"."""
@@ -112,6 +119,13 @@ class CudaDevice(Device):
     def identity(self) -> str:
         return bytes(call(api.cuDeviceGetUuid_v2, self.card.ordinal).bytes).hex()
 
+    @property
+    def partition(self) -> str:
+        """Its name if it is a slice of a GPU (MIG), otherwise empty."""
+        name = call(api.cuDeviceGetName, 128, self.card.ordinal)
+        text = str(name.split(b"\0")[0].decode())
+        return text if " MIG " in f" {text} " else ""
+
     def allocate(self, nbytes: int, contents: Contents = (), *, zero: bool = True) -> Buffer:
         return self._allocate(nbytes, contents, zero, None)
 
@@ -135,8 +149,9 @@ class CudaDevice(Device):
         except OutOfMemoryError as error:
             self.memory.give_back(taken)
             raise OutOfMemoryError(
-                f"no memory on {self.name} for {nbytes} bytes ({nbytes / 2**30:.1f} GiB); use a "
-                "smaller model or batch, or spread the batch over more GPUs"
+                f"no memory on {self.name} for {nbytes} bytes ({nbytes / 2**30:.1f} GiB): "
+                f"{self.card.free()}; use a smaller model or batch, spread the batch over more "
+                "GPUs, or end other processes that use this one (nvidia-smi lists them)"
                 f"{self.memory.largest(contents)}"
             ) from error
         self.memory.until_gone(taken, block)

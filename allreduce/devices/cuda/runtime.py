@@ -54,6 +54,8 @@ class CudaRuntime(Runtime):
         (status,) = api.cuInit(0)
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         hidden = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
+        if old := _older_driver(api):
+            return 0, old
         if status:
             return 0, f"the driver shows no GPU{hidden}: cuInit gave {status.name}"
         _, count = api.cuDeviceGetCount()
@@ -98,6 +100,22 @@ class CudaRuntime(Runtime):
         if rule.average_slots:
             found = module.averaged(found, rule)
         return found
+
+
+def _older_driver(api: Any) -> str:
+    """Say that the driver is older than the libraries; empty if it is not.
+
+    Within one major version older drivers work. Source: CUDA Compatibility, minor versions.
+    """
+    _, version = api.cuDriverGetVersion()
+    needed = importlib.import_module("cuda.bindings").__version__
+    if version // 1000 >= int(needed.split(".")[0]):
+        return ""
+    return (
+        f"the NVIDIA driver is too old: it supports CUDA {version // 1000}.{version % 1000 // 10}, "
+        f"and the installed libraries are for {needed}; update the driver, or install the extra "
+        f"for its version (cuda12, cuda13)"
+    )
 
 
 def _updater(kind: type) -> str:

@@ -12,60 +12,13 @@ from nccl.bindings import nccl as api
 from numpy.typing import NDArray
 
 from allreduce.comm.calls.call import Call
-from allreduce.errors import UnsupportedError
+from allreduce.comm.transports.nccl.carries import OPERATORS, TYPES
 from allreduce.events import logger
 
-_TYPES = {
-    "int8": api.DataType.Int8,
-    "uint8": api.DataType.Uint8,
-    "bool": api.DataType.Uint8,
-    "int32": api.DataType.Int32,
-    "uint32": api.DataType.Uint32,
-    "int64": api.DataType.Int64,
-    "uint64": api.DataType.Uint64,
-    "float16": api.DataType.Float16,
-    "bfloat16": api.DataType.Bfloat16,
-    "float32": api.DataType.Float32,
-    "float64": api.DataType.Float64,
-}
-_OPERATORS = {
-    "sum": api.RedOp.Sum,
-    "mean": api.RedOp.Avg,
-    "prod": api.RedOp.Prod,
-    "max": api.RedOp.Max,
-    "min": api.RedOp.Min,
-    # Of bools, which are 0 or 1.
-    "logical_and": api.RedOp.Min,
-    "logical_or": api.RedOp.Max,
-}
 _ON_HOST = 1  # ncclScalarHostImmediate: the factor is read during the call
 _ID_BYTES = 128
-_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
-
-
-def dtypes() -> tuple[str, ...]:
-    """List the dtypes that NCCL carries."""
-    return tuple(_TYPES)
-
-
-def check_carries(where: str, collective: str, op: str | None, dtype: str) -> None:
-    """Refuse what NCCL does not carry.
-
-    Raises:
-        UnsupportedError: It does not know the dtype, or the operator on it.
-    """
-    if dtype not in _TYPES and collective in _REDUCING:
-        raise UnsupportedError(
-            f"{where}: NCCL does not reduce {dtype}; there are {', '.join(_TYPES)}: cast the array "
-            "first"
-        )
-    logical = op in ("logical_and", "logical_or")
-    if op is not None and (op not in _OPERATORS or logical != (dtype == "bool")):
-        names = ", ".join(each for each in _OPERATORS if not each.startswith("logical"))
-        raise UnsupportedError(
-            f"{where}: NCCL has no operator {op} for {dtype}; there are {names}, and logical_and "
-            "and logical_or for bool: copy the array to the host for others"
-        )
+_SHARED_MEMORY = "/dev/shm"
+_LEAST_SHARED = 256 << 20  # bytes; NCCL's guide advises containers to have 1 GiB
 
 
 def datatype(call: Call) -> tuple[int, int]:
@@ -73,14 +26,18 @@ def datatype(call: Call) -> tuple[int, int]:
 
     What is not added up may be of any type: it goes as bytes.
     """
-    if call.dtype in _TYPES:
-        return int(_TYPES[call.dtype]), 1
+    if call.dtype in TYPES:
+        return _type(call.dtype), 1
     return int(api.DataType.Uint8), np.dtype(call.dtype).itemsize
 
 
 def operator(op: str | None) -> int:
     """Return NCCL's operator."""
-    return int(_OPERATORS[op or "sum"])
+    return int(getattr(api.RedOp, OPERATORS[op or "sum"]))
+
+
+def _type(dtype: str) -> int:
+    return int(getattr(api.DataType, TYPES[dtype]))
 
 
 def scaled_sum(handle: Any, dtype: str, factor: float) -> int:
@@ -93,9 +50,7 @@ def scaled_sum(handle: Any, dtype: str, factor: float) -> int:
     if dtype == "bfloat16":  # the upper half of a float32, rounded to nearest
         bits = int(number.view(np.uint32))
         number = np.asarray((bits + 0x7FFF + (bits >> 16 & 1)) >> 16, np.uint16)
-    return int(
-        api.red_op_create_pre_mul_sum(number.ctypes.data, int(_TYPES[dtype]), _ON_HOST, handle)
-    )
+    return int(api.red_op_create_pre_mul_sum(number.ctypes.data, _type(dtype), _ON_HOST, handle))
 
 
 @cache
@@ -141,6 +96,18 @@ def begin(size: int, rank: int, identifier: NDArray[np.uint8]) -> Any:
     config.blocking = 0
     identifiers = bytearray(identifier.tobytes())
     return api.comm_init_rank_scalable(size, rank, 1, identifiers, config.ptr)
+
+
+def advice() -> str:
+    """Say what may keep members from connecting: shared memory that is too small, for one."""
+    place = os.statvfs(_SHARED_MEMORY) if os.path.isdir(_SHARED_MEMORY) else None
+    left = None if place is None else place.f_bavail * place.f_frsize
+    if left is not None and left < _LEAST_SHARED:
+        return (
+            f"{_SHARED_MEMORY} has only {left >> 20} MiB left, and NCCL needs some for each pair "
+            "of members: start the container with --shm-size=1g, or set NCCL_SHM_DISABLE=1"
+        )
+    return "NCCL_DEBUG=INFO shows why"
 
 
 def status(handle: Any) -> str:

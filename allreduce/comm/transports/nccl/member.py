@@ -80,7 +80,9 @@ class NcclMember:
         if status:
             detail = self._last_error()
             self.abort()
-            raise InternalError(f"{self.where}: NCCL could not {what}: {status} ({detail})")
+            raise InternalError(
+                f"{self.where}: NCCL could not {what}: {status} ({detail}); {library.advice()}"
+            )
 
     def status(self) -> str:
         """Return "" while it works, or the name of NCCL's asynchronous error."""

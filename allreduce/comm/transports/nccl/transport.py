@@ -7,7 +7,6 @@ the same call on all members.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,13 +21,11 @@ from allreduce.comm.calls.plan import Plan
 from allreduce.comm.core import progress
 from allreduce.comm.core.transport import PreparedOnDevice, Transport, Work
 from allreduce.comm.failures.reporter import group_text
-from allreduce.comm.transports.nccl import watchdog
+from allreduce.comm.transports.nccl import agreement, carries, watchdog
 from allreduce.comm.transports.nccl.comparison import CallComparison, calls_text
 from allreduce.devices import Device, Event, Stream, options
-from allreduce.errors import Finding, UnsupportedError, everywhere
+from allreduce.errors import AllreduceError, Finding
 
-_IDENTITY_BYTES = 32  # of a GPU's UUID in hexadecimal digits
-_LEAVE = ("NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_HOSTID")  # variables that let members share a GPU
 _SPIN_SECONDS = 0.0005  # of a wait, without sleeping
 _SLEEP_SECONDS = 0.0002
 _CHECK_SECONDS = 0.05  # between a wait's looks for failures
@@ -110,9 +107,7 @@ class NcclTransport(Transport):
         return NcclWork(self, self.watch.begin(event, text, number), result)
 
     def check_carries(self, where: str, call: Call) -> None:
-        from allreduce.comm.transports.nccl import library
-
-        library.check_carries(where, call.collective, call.op, call.dtype)
+        carries.check_carries(where, call.collective, call.op, call.dtype)
 
     def member(self, device: Device) -> Any:
         """Return the NCCL communicator; all members make it together at the first call."""
@@ -122,45 +117,39 @@ class NcclTransport(Transport):
             return self._member
 
     def _make(self, device: Device) -> Any:
+        self._agree(device)
         from allreduce.comm.transports.nccl import library
         from allreduce.comm.transports.nccl.member import NcclMember
 
-        library.version()
-        self._check_apart(device)
         identifier = np.zeros(128, np.uint8)
         if self.index == 0:
             identifier[:] = library.unique_id()
         text = f"make an NCCL communicator of {len(self.members)} members"
         self._meet("broadcast", identifier, text)
-        made = NcclMember(
-            *(device, len(self.members), self.index, identifier),
-            *(self._where, self._timeout, self.check_alive),
-        )
+        try:
+            made = NcclMember(
+                *(device, len(self.members), self.index, identifier),
+                *(self._where, self._timeout, self.check_alive),
+            )
+        except AllreduceError as error:
+            if not self.dead:  # the others would wait for this member
+                self.control.end(Finding("aborted", str(error).removeprefix(f"{self._where}: ")))
+            raise
         self._meet("barrier", None, "finish it")
         self.watch.member = made
         watchdog.add(self.watch)
         device.guards.append(self.watch.settle)
         return made
 
-    def _check_apart(self, device: Device) -> None:
-        """Refuse members that share a GPU, unless NCCL was given leave."""
-        mine = np.frombuffer(device.identity.encode().ljust(_IDENTITY_BYTES), np.uint8)
-        everyones = np.zeros(_IDENTITY_BYTES * len(self.members), np.uint8)
-        text = "nccl(compare the GPUs of the members)"
+    def _agree(self, device: Device) -> None:
+        """Exchange facts about the members' GPUs and NCCLs."""
+        mine = agreement.facts_of(device).pack()
+        everyones = np.zeros((len(self.members), mine.size), np.uint8)
+        text = "nccl(compare the members' GPUs)"
         call = Call("all_gather", None, "uint8", mine.size, None, self._group, call_text=text)
         self.control.start(call, mine, everyones, lambda: None).wait()
-        found = [each.tobytes() for each in np.split(everyones, len(self.members))]
-        twice = next((i for i, each in enumerate(found) if each in found[:i]), None)
-        if twice is not None and not any(os.environ.get(name) for name in _LEAVE):
-            first, second = found.index(found[twice]), twice
-            raise everywhere(
-                UnsupportedError(
-                    f"{self._where}: {self.called(first)} and "
-                    f"{self.called(second)} use one GPU, which NCCL refuses; give each a GPU of "
-                    "its own (one logical device for each physical one), or set "
-                    "NCCL_MULTI_RANK_GPU_ENABLE=1 where NCCL supports it"
-                )
-            )
+        found = [agreement.Facts.unpack(each) for each in everyones]
+        agreement.check(self._where, found, self.called)
 
     def _compare(self, text: str) -> None:
         """Compare a call's text with the other members' before it is enqueued."""

@@ -164,7 +164,8 @@ CUresult cuDeviceGet(CUdevice* device, int ordinal) {
 CUresult cuDeviceGetName(char* name, int size, CUdevice device) {
   ENTER_PLAIN;
   if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
-  snprintf(name, static_cast<std::size_t>(size), "Simulated GPU");
+  snprintf(name, static_cast<std::size_t>(size), "%s",
+           getenv("STANDIN_NAME") ? getenv("STANDIN_NAME") : "Simulated GPU");
   return CUDA_SUCCESS;
 }
 

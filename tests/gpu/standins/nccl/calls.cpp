@@ -69,7 +69,7 @@ std::string device_name(int device) {
 
 // Meets the other ranks; runs on a thread of its own where set-up does not block.
 int join(Communicator* communicator) {
-  auto* shared = open_shared(communicator->name);
+  auto* shared = getenv("STANDIN_NCCL_FULL") ? nullptr : open_shared(communicator->name);
   if (!shared) return refuse(communicator, kSystemError, "no shared memory: " + communicator->name);
   communicator->shared = shared;
   auto& mine = shared->ranks[communicator->rank];
@@ -279,7 +279,8 @@ int split(Communicator* parent, Communicator* child, int color, int key, std::ui
 extern "C" {
 
 int ncclGetVersion(int* version) {
-  *version = 23203;
+  const char* text = getenv("STANDIN_NCCL_VERSION");
+  *version = text ? atoi(text) : 23203;
   return kSuccess;
 }
 

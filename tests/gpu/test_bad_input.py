@@ -1,0 +1,170 @@
+"""What is missing or wrong about GPUs has an error or a log line that says what to do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gpu import launch
+
+pytestmark = pytest.mark.skipif(launch.has_driver(), reason="the stand-ins lack what is asked for")
+
+ALONE = """
+import numpy as np
+import allreduce as ar
+
+def attempt(use):
+    try:
+        print(use())
+    except ar.AllreduceError as error:
+        print(type(error).__name__, error, flush=True)
+
+def on_gpu():
+    with ar.device("GPU:0"):
+        return ar.ops.exp(np.zeros(3, np.float32)).device
+
+attempt(on_gpu)
+attempt(lambda: ar.init(transport="nccl"))
+attempt(lambda: ar.config.set_logical_devices("GPU", 2))
+ar.config.set_soft_device_placement(True)
+print("soft", on_gpu().local, on_gpu().local)
+print("devices", [each.local for each in ar.MirroredStrategy().devices])
+"""
+
+
+def alone(text: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", text]
+    environment = {**os.environ, **variables}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [
+        ({"LD_PRELOAD": ""}, "no NVIDIA driver is installed (libcuda.so.1 was not found)"),
+        ({"STANDIN_DEVICES": "0"}, "the driver shows no GPU: cuInit gave CUDA_ERROR_NO_DEVICE"),
+        (
+            {"CUDA_VISIBLE_DEVICES": ""},
+            "the driver shows no GPU (CUDA_VISIBLE_DEVICES=''): cuInit gave CUDA_ERROR_NO_DEVICE",
+        ),
+        (
+            {"STANDIN_DRIVER_VERSION": "11080"},
+            "the NVIDIA driver is too old: it supports CUDA 11.8, and the installed libraries are "
+            "for 12.",
+        ),
+    ],
+    ids=["no driver", "no device", "hidden", "old driver"],
+)
+def test_why_there_is_no_gpu(variables: dict[str, str], why: str) -> None:
+    done = alone(ALONE, **variables)
+    placed, nccl, logical, soft, devices = done.stdout.splitlines()
+    assert placed.startswith("DeviceError"), done.stderr
+    assert why in placed
+    assert nccl.startswith("UnsupportedError [nccl] rank 0: transport 'nccl' is for GPUs"), nccl
+    assert why in nccl
+    assert logical.startswith("DeviceError")
+    assert why in logical
+    assert (soft, devices) == ("soft CPU:0 CPU:0", "devices ['CPU:0']")
+    assert done.stderr.count("/device:GPU:0, which does not exist here") == 1  # one warning
+
+
+def test_too_little_memory_names_the_largest_parts() -> None:
+    text = """
+import numpy as np
+import allreduce as ar
+strategy = ar.MirroredStrategy(["GPU:0"])
+with strategy.scope():
+    model = ar.nn.Sequential([ar.nn.Dense(3000, activation="relu"), ar.nn.Dense(10)])
+    model.compile(optimizer="adam", loss="mean_squared_error")
+model.fit(np.ones((64, 3000), np.float32), np.ones((64, 10), np.float32), verbose=0)
+"""
+    done = alone(text, STANDIN_MEMORY=str(64 << 20))
+    said = done.stderr[done.stderr.rindex("OutOfMemoryError") :]
+    assert "no memory on /job:worker/replica:0/task:0/device:GPU:0 for" in said
+    assert "bytes are free, and this process has" in said
+    assert "use a smaller model or batch" in said
+    assert "which was asked for" in said.splitlines()[1], said
+
+
+RANKS = """
+import os, sys
+import numpy as np
+import allreduce as ar
+from allreduce import devices
+
+what = sys.argv[1]
+comm = ar.init(timeout=20)
+if comm.rank == 1:
+    if what == "package":
+        sys.modules["nccl"] = None
+    if what == "library":
+        from allreduce.comm.transports.nccl import library
+        def version():
+            raise RuntimeError('Failure finding "libnccl.so.2": No such file')
+        library.version = version
+    if what == "version":
+        os.environ["STANDIN_NCCL_VERSION"] = "22703"
+    if what == "shared memory":
+        from allreduce.comm.transports.nccl import library
+        library._LEAST_SHARED = 1 << 60
+        os.environ["STANDIN_NCCL_FULL"] = "1"
+x = devices.lookup("GPU:0").allocate(16).array(np.float32, (4,))
+try:
+    comm.all_reduce(x)
+    print("reduced", flush=True)
+except ar.AllreduceError as error:
+    print(type(error).__name__, error, flush=True)
+    comm.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "texts"),
+    {
+        "package": ["UnsupportedError", "NCCL cannot be loaded on rank 1: ", "pip install"],
+        "library": ["UnsupportedError", 'rank 1: Failure finding "libnccl.so.2"', "pip install"],
+        "slices": [
+            "UnsupportedError",
+            "NCCL does not connect slices of GPUs (MIG), which rank 0 (NVIDIA A100 MIG 1g.5gb), "
+            "rank 1 (NVIDIA A100 MIG 1g.5gb) uses",
+        ],
+        "shared memory": ["NCCL could not make a communicator: SystemError", "--shm-size=1g"],
+    }.items(),
+)
+def test_what_keeps_ranks_from_nccl_is_said_on_all(
+    what: str, texts: list[str], tmp_path: Path
+) -> None:
+    more = {"STANDIN_NAME": "NVIDIA A100 MIG 1g.5gb"} if what == "slices" else {}
+    done = _ranks(tmp_path, what, **more)
+    said = [line.partition("] ")[2] for line in done.stdout.splitlines()]
+    assert len(said) == 2, done.stderr[-2000:]
+    for line in said:
+        for text in texts:
+            assert text in line, line
+
+
+def test_different_libraries_are_logged(tmp_path: Path) -> None:
+    done = _ranks(tmp_path, "version")
+    assert done.stdout.count("reduced") == 2, done.stderr[-2000:]
+    assert "different NCCL libraries, which may not work together: 2.32.3 on rank 0; 2.27.3 on" in (
+        done.stderr
+    )
+
+
+def test_more_ranks_than_gpus(tmp_path: Path) -> None:
+    done = _ranks(tmp_path, "", STANDIN_DEVICES="1")
+    assert done.returncode != 0
+    assert "ranks 0, 1 of this host see 1 GPU, too few for one each" in done.stderr
+    assert "ALLREDUCE_SHARE_GPUS=on" in done.stderr
+
+
+def _ranks(folder: Path, what: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    script = folder / "rank.py"
+    script.write_text(RANKS)
+    command = [sys.executable, "-m", "allreduce.run", "-n", "2", str(script), what]
+    environment = {**os.environ, **variables}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
