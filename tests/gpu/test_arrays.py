@@ -110,13 +110,14 @@ def test_a_results_memory_is_used_again_behind_cupys_last_use(cupys_stream: Any)
 def test_copies_between_gpus(way: str, mover: str) -> None:
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     source = there(x)
-    wanted, source = {
+    ways: dict[str, tuple[np.ndarray, Any]] = {
         "whole": (x, source),
         "transposed": (x.T, source.T),
         "reversed": (x[::-1, 1:3], source[::-1, 1:3]),
         "cast": (x.astype(np.int64), source),
         "broadcast": (np.broadcast_to(x[1], (3, 4)), source[1]),
-    }[way]
+    }
+    wanted, source = ways[way]
     target = there(np.zeros(wanted.shape, wanted.dtype), "GPU:1")
     stream: Any = devices.lookup(mover).own("device-to-device")
     stream.launch(devices.lookup(mover).assign, target, source)
