@@ -175,10 +175,14 @@ class ArenaLink:
             if reply is not None and "version" in reply[0]:
                 self._take_one(index, *reply)
 
+    @property
+    def count(self) -> float:
+        """The number of samples behind the gradients."""
+        return float(self._arena.count[0])
+
     def contribute(self, update: int, share: int, of: int) -> None:
         """Add this worker's gradients to a synchronous update."""
-        count = float(self._arena.count[0])
-        fields = {"count": count, "update": update, "share": share, "of": of}
+        fields = {"count": self.count, "update": update, "share": share, "of": of}
         self._call_all("contribute", fields, self._arena.gradients)
 
     def pull(self, after: int = -1) -> None:

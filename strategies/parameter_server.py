@@ -14,6 +14,7 @@ import numpy as np
 from allreduce.strategies.arena_link import ArenaLink
 from allreduce.strategies.base import Strategy
 from allreduce.strategies.mirrored import local_devices
+from allreduce.strategies.server_table import BLOCK_ROWS, ServerTable
 
 from allreduce import settings
 from allreduce.cluster.host.address import split
@@ -108,6 +109,7 @@ class ParameterServerStrategy(Strategy):
         read = settings.load()
         self.timeout = read.timeout if timeout is None else timeout
         self._placing: Callable[..., Any] | None = None
+        self._tables: dict[Variable, ServerTable] = {}  # by the variable in their place
         self._links: dict[int, ArenaLink] = {}  # by id of the plan
         self._assigned = False  # whether the program has assigned since the latest step
         self._fit = 0  # the number of the call of `fit`
@@ -186,6 +188,8 @@ class ParameterServerStrategy(Strategy):
             self._pull(self._share["after"], self._share["update"])
         elif self._share is None and self._is_sync:
             self._await_update()
+        for table in self._tables.values():
+            table.discard()  # what a step has left that was not taken
         results = super()._run_compiled(compiled, arguments, step_infos)
         completed = [each for each in links if each.plan.arenas[0].completes]
         if not self._is_sync:
@@ -198,19 +202,63 @@ class ParameterServerStrategy(Strategy):
         """Send gradients; wait if this worker is too far ahead of others."""
         most, first = self._settings["staleness"], self._servers[0]
         if most is None or not links:
-            for link in links:
-                link.push()
+            self._push_all(links)
             return
         fields = {"most": most, "again": False}
         tick = first.start("tick", fields)
-        for link in links:
-            link.push()
+        self._push_all(links)
         deadline = time.monotonic() + self.timeout
         reply, _ = first.finish(tick)
         while reply["ahead"]:
             if time.monotonic() > deadline:
                 raise self._late()
             reply, _ = first.call("tick", {**fields, "again": True})
+
+    def _push_all(self, links: Sequence[ArenaLink]) -> None:
+        for link in links:
+            link.push()
+            for table in self._tables_of(link):
+                table.push(link.rule, link.count)
+
+    def _tables_of(self, link: ArenaLink) -> list[ServerTable]:
+        """Return the tables that a link's optimizer updates."""
+        if not self._tables:
+            return []
+        return [self._tables[each] for each in link.plan.variables if each in self._tables]
+
+    def make_table(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        dtype: np.dtype[Any],
+        block: Callable[[int, int], np.ndarray],
+        anchor: Variable,
+    ) -> ServerTable:
+        """Make a table that the servers hold.
+
+        Args:
+            name: Its path.
+            shape: `(rows, width)`.
+            dtype: Of the rows.
+            block: Returns the initial values of a block of rows, by its number and size.
+            anchor: The variable in its place, which an optimizer changes.
+        """
+        made = ServerTable(
+            *(self._servers, name, shape, dtype, lambda number: block(number, BLOCK_ROWS)),
+            task=self.name,
+            is_chief=self.is_chief,
+            timeout=self.timeout,
+            checkpoint=(self._settings["checkpoint"], self._settings["checkpoint_every"]),
+        )
+        self._tables[anchor] = made
+        return made
+
+    def _give(self, links: Sequence[ArenaLink], update: int, share: int, of: int) -> None:
+        """Send all servers the gradients of a share that its update takes."""
+        for link in links:
+            link.contribute(update, share, of)
+            for table in self._tables_of(link):
+                table.contribute(link.rule, link.count, update, share, of)
 
     def _link(self, rule: Any, plan: ArenaPlan) -> ArenaLink:
         """Return the link of an arena; a new one registers it with the servers."""
@@ -236,16 +284,14 @@ class ParameterServerStrategy(Strategy):
             offered, _ = first.call("offer", {"update": self._update})
             self._contributed = self._update
             if offered.get("taken"):
-                for link in links:
-                    link.contribute(self._update, offered["share"], offered["of"])
+                self._give(links, self._update, offered["share"], offered["of"])
                 first.call("deliver", {"share": offered["share"]})
             return
         if share["asks"]:
             fields = {"fit": self._fit, "part": share["part"], "update": share["update"]}
             self._taken = first.call("claim", fields)[0].get("taken", False)
         if self._taken:
-            for link in links:
-                link.contribute(share["update"], share["part"], share["of"])
+            self._give(links, share["update"], share["part"], share["of"])
 
     def _await_update(self) -> None:
         """Wait for the update that this worker has contributed to, and take its parameters."""

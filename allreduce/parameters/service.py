@@ -27,6 +27,7 @@ from allreduce.parameters.clocks import Clocks
 from allreduce.parameters.dealing import TRAIN, VALIDATE, Fit, FitSpec
 from allreduce.parameters.partition import Part
 from allreduce.parameters.store import ParameterStore
+from allreduce.parameters.table import TableStore
 
 Arrays = Sequence[np.ndarray]
 Reply = tuple[dict[str, Any], Arrays]
@@ -220,6 +221,8 @@ class ParameterService:
         if found is None:
             return
         arrays, version = found
+        if isinstance(store, TableStore):  # whose optimizer is not known yet
+            store.add_slots([name for name in arrays if name != "parameters"])
         slots = {name: array for name, array in arrays.items() if name in store.slots}
         store.set(arrays["parameters"], slots, version)
         store.source, store.restored = f"its checkpoint in {folder}", True
@@ -241,6 +244,67 @@ class ParameterService:
 
         writer.start(self._files[key], contents)
         self._save_progress()
+
+    # --- tables ---
+
+    def _register_table(self, _: str, fields: Mapping[str, Any], __: Arrays) -> Reply:
+        """Make the rows of a table, or find them; one worker is asked to fill new ones."""
+        key = fields["store"]
+        with self._changed:
+            store = self._stores.get(key)
+            if store is None:
+                rows = (fields["name"], fields["first"], fields["stop"])
+                store = self._stores[key] = TableStore(*rows, fields["width"], fields["dtype"])
+                self._load(store, fields)
+            store.has_values |= not store.part.size
+        asked = fields["fills"] and not store.has_values
+        ready = store.initialised(0.0 if asked else WAIT_SECONDS)
+        reply = {"version": store.version, "source": store.source, "restored": store.restored}
+        return {**reply, "ready": ready, "fill": asked and not ready}, ()
+
+    def _fill(self, _: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
+        """Set the first values of some rows of a table."""
+        store = self._stores.get(fields["store"])
+        if not isinstance(store, TableStore):
+            return {"unknown": True}, ()
+        if not store.has_values:
+            store.fill(fields["row"], arrays[0])
+            if fields["last"]:
+                store.source = "initial values"
+                store.begin()
+        return {}, ()
+
+    def _lookup(self, _: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
+        """Return rows by their numbers."""
+        store = self._known(fields["store"])
+        if not isinstance(store, TableStore):
+            return {"unknown": True}, ()
+        version = store.version
+        return {"version": version}, (store.lookup(arrays[0]),)
+
+    def _push_rows(self, caller: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
+        """Update rows at once."""
+        store = self._known(fields["store"])
+        if not isinstance(store, TableStore):
+            return {"unknown": True}, ()
+        numbers, gradients = arrays
+        given = (fields["count"], fields["seen"], caller, fields["number"])
+        stale = store.push_rows(numbers, gradients, *given)
+        self._save(fields["store"], store)
+        return {"version": store.version, "stale": stale}, ()
+
+    def _contribute_rows(self, _: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
+        """Add rows to a synchronous update."""
+        store = self._known(fields["store"])
+        if not isinstance(store, TableStore):
+            return {"unknown": True}, ()
+        numbers, gradients = arrays
+        given = (fields["count"], fields["update"], fields["share"], fields["of"])
+        store.contribute_rows(numbers, gradients, *given)
+        self._save(fields["store"], store)
+        return {}, ()
+
+    # --- checkpoints ---
 
     def _known(self, key: str) -> ParameterStore | None:
         store = self._stores.get(key)
@@ -403,6 +467,11 @@ _METHODS: Mapping[str, Callable[[ParameterService, str, Mapping[str, Any], Array
     "configure": ParameterService._configure,
     "assign": ParameterService._assign,
     "slots": ParameterService._slots,
+    "register_table": ParameterService._register_table,
+    "fill": ParameterService._fill,
+    "lookup": ParameterService._lookup,
+    "push_rows": ParameterService._push_rows,
+    "contribute_rows": ParameterService._contribute_rows,
     "begin": ParameterService._begin,
     "next": ParameterService._next,
     "newest": ParameterService._newest,

@@ -60,7 +60,7 @@ class ParameterStore:
         self._current = -1  # that update
         self._applied = -1  # the latest one that is over
         self._latest: dict[str, int] = {}  # each worker's latest gradient
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.RLock())
         self._bind()
 
     def _bind(self) -> None:
@@ -119,12 +119,18 @@ class ParameterStore:
         """
         self._check("gradients", gradients)
         with self._changed:
-            if number and self._latest.get(worker, 0) >= number:
-                return -1
-            self._latest[worker] = number
-            stale = max(self.version - seen, 0) if seen >= 0 else 0
-            self.staleness[min(stale, _MOST_STALENESS)] += 1
-            self._apply(gradients, count)
+            stale = self._admit(seen, worker, number)
+            if stale >= 0:
+                self._apply(gradients, count)
+        return stale
+
+    def _admit(self, seen: int, worker: str, number: int) -> int:
+        """Return a gradient's staleness, which is counted; -1 if it is a repetition."""
+        if number and self._latest.get(worker, 0) >= number:
+            return -1
+        self._latest[worker] = number
+        stale = max(self.version - seen, 0) if seen >= 0 else 0
+        self.staleness[min(stale, _MOST_STALENESS)] += 1
         return stale
 
     def contribute(
@@ -142,13 +148,7 @@ class ParameterStore:
         """
         self._check("gradients", gradients)
         with self._changed:
-            if update <= self._applied:
-                self.dropped += 1
-                return
-            if update > self._current:  # what is there of another one has lost its other shares
-                self._shares.clear()
-                self._current = update
-            if share in self._shares:
+            if not self._admit_share(update, share):
                 return
             if self._sums is None:
                 self._sums = _zeros(self.part.size, self.dtype)
@@ -163,6 +163,16 @@ class ParameterStore:
                 self._shares.clear()
                 self._applied = update
                 self._apply(self._sums, self._clipped(self._sums, self._count))
+
+    def _admit_share(self, update: int, share: int) -> bool:
+        """Return whether a share is new, and its update not over."""
+        if update <= self._applied:
+            self.dropped += 1
+            return False
+        if update > self._current:  # what is there of another one has lost its other shares
+            self._shares.clear()
+            self._current = update
+        return share not in self._shares
 
     def _clipped(self, sums: np.ndarray, count: float) -> float:
         """Return what to divide sums by, so that the norm of the mean is at most `clip_norm`."""
@@ -183,6 +193,9 @@ class ParameterStore:
         self.optimizer.check(step)
         if self.part.size:
             self._update(self.parameters, gradients, self.slots, divisor, step)
+        self._finish(step)
+
+    def _finish(self, step: int) -> None:
         self.version = self.optimizer.iterations = step
         self._changed.notify_all()
 

@@ -153,3 +153,44 @@ def test_what_cannot_be_is_said_in_one_line(
     monkeypatch.delenv("ALLREDUCE_CLUSTER")
     with pytest.raises(UsageError, match="--cluster ps=1,worker=2"):
         ar.ParameterServerStrategy()
+
+
+def words() -> tuple[np.ndarray, np.ndarray]:
+    """Return 200 rows of 5 words out of 40, and targets."""
+    random = np.random.default_rng(1)
+    x = random.integers(0, 40, (200, 5)).astype(np.int32)
+    return x, (x.sum(axis=1) > 100).astype(np.int32)
+
+
+def with_table(strategy: Any, optimizer: Any) -> Any:
+    ar.set_seed(5)
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        layers = [ar.nn.Embedding(40, 6), ar.nn.Flatten(), ar.nn.Dense(2)]
+        model = ar.nn.Sequential(layers)
+        loss = ar.nn.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer=optimizer, loss=loss)
+    return model
+
+
+@pytest.mark.parametrize("options", [{}, {"update": "sync"}, {"staleness": 1}], ids=str)
+def test_a_table_on_two_servers_trains_as_a_whole_one(
+    worker: Worker, options: dict[str, Any]
+) -> None:
+    x, y = words()
+    alone = with_table(None, ar.optim.Adagrad(0.1))
+    expected = alone.fit(x, y, batch_size=32, epochs=3, verbose=0).history["loss"]
+    model = with_table(worker(servers=2, **options), ar.optim.Adagrad(0.1))
+    found = model.fit(x, y, batch_size=32, epochs=3, verbose=0).history["loss"]
+    if not options.get("staleness"):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        np.testing.assert_allclose(model.predict(x), alone.predict(x), rtol=1e-4, atol=1e-5)
+    assert found[-1] < found[0]
+
+
+def test_a_table_refuses_what_it_cannot_do(worker: Worker) -> None:
+    x, y = words()
+    strategy = worker()
+    with pytest.raises(UnsupportedError, match="clip_norm cannot update table"):
+        with_table(strategy, ar.optim.SGD(0.1, clip_norm=1.0)).fit(x, y, verbose=0)
+    with pytest.raises(UsageError, match="vectors for whole numbers from 0 to 39"):
+        with_table(strategy, ar.optim.SGD(0.1)).fit(x + 1, y, verbose=0)

@@ -55,6 +55,7 @@ class Replicas:
         num_replicas_in_sync: The number of replicas over all ranks.
         generation: The generation of their world.
         task_index: This process's number among those that share no communicator.
+        make_table: Makes a table of an Embedding that other processes hold; None if none do.
         deals_rows: Whether processes ask for the rows of `fit`, as parameter servers' workers do.
         rank_digest: The digest of this process's batches and assigned values.
         fed: The timing of the latest batch that no step has used yet.
@@ -63,6 +64,7 @@ class Replicas:
     generation = 0
     task_index = 0
     deals_rows = False
+    make_table: Callable[..., Any] | None = None
 
     def __init__(
         self,

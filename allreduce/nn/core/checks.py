@@ -123,6 +123,9 @@ def tables(trace: Trace) -> Lookups:
     """Find where a step's inputs are looked up as they are."""
     found = []
     for node in trace.nodes:
+        if node.op == "lookup_rows" and node.inputs[1] in trace.inputs:
+            place = trace.inputs.index(node.inputs[1])
+            found.append((node.part, place, node.attrs["table"].rows))
         if node.op == "take" and not node.attrs["wrap"] and node.inputs[1] in trace.inputs:
             rows = trace.nodes[node.inputs[0]].spec.shape[0]
             if isinstance(rows, int):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from allreduce.errors import UsageError
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
+from allreduce.graph.ops.array.remote_rows import RemoteTable, lookup_rows
 from allreduce.graph.trace.variable import Variable
 from allreduce.nn import initializers
 from allreduce.nn.core.checks import whole
@@ -17,7 +20,9 @@ from allreduce.nn.core.layer import Layer
 class Embedding(Layer):
     """Give each number its vector: integers `(batch, …)` to `(batch, …, output_dim)`.
 
-    A number outside of 0…input_dim-1 is an error when the step runs.
+    A number outside of 0…input_dim-1 is an error when the step runs. In the scope of a
+    ParameterServerStrategy, servers hold the vectors: a step reads the rows that it uses and sends
+    gradients of these only.
 
     Args:
         input_dim: How many numbers there are.
@@ -29,6 +34,8 @@ class Embedding(Layer):
     """
 
     embeddings: Variable
+    anchor: Variable  # in the place of the vectors, where `table` has them
+    table: RemoteTable | None = None  # with parameter servers, which hold the vectors
 
     def __init__(
         self,
@@ -48,7 +55,20 @@ class Embedding(Layer):
 
     def build(self, input_shape: Any) -> None:  # noqa: ARG002
         shape = (self.input_dim, self.output_dim)
-        self.add_variable("embeddings", shape, self.embeddings_initializer)
+        make_table = self.replicator.make_table
+        if make_table is None:
+            self.add_variable("embeddings", shape, self.embeddings_initializer)
+            return
+        path, dtype = f"{self.path}/embeddings", np.dtype(self.dtype)
+        make = initializers.get(self.embeddings_initializer)
+
+        def block(number: int, size: int) -> np.ndarray:
+            rows = min(size, self.input_dim - number * size)
+            name = path if not number else f"{path}/{number}"
+            return make((rows, self.output_dim), dtype, name)
+
+        anchor = self.add_variable("anchor", (1,), "zeros")
+        self.table = make_table(path, shape, dtype, block, anchor)
 
     def call(self, inputs: Tensor) -> Tensor:
         if inputs.dtype.kind not in "iu":
@@ -57,6 +77,8 @@ class Embedding(Layer):
                 f"{inputs.dtype}; before there are any, Input(shape, dtype='int64') or "
                 "model.build(shape, dtype='int64') say so"
             )
+        if self.table is not None:
+            return lookup_rows(self.table, self.anchor, inputs)
         return ops.embedding(self.embeddings, inputs)
 
     def get_config(self) -> dict[str, Any]:

@@ -1,0 +1,91 @@
+"""Rows of a table that parameter servers hold: looked up in a step, with gradients of rows only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from allreduce.errors import UsageError
+from allreduce.graph.core.op_table import Attrs, register
+from allreduce.graph.core.scope import users_line
+from allreduce.graph.core.spec import Spec, show
+from allreduce.graph.core.tensor import Tensor
+from allreduce.graph.ops.common import given_shape
+from allreduce.graph.trace.dispatch import apply, as_tensor
+
+
+class RemoteTable(Protocol):
+    """A table of vectors that this process does not hold.
+
+    Attributes:
+        rows: The number of vectors.
+        width: Their size.
+    """
+
+    rows: int
+    width: int
+
+    def read(self, numbers: np.ndarray, out: np.ndarray) -> None:
+        """Copy the rows `numbers` `(n,)` to `out` `(n, width)`."""
+        ...
+
+    def add_gradient(self, numbers: np.ndarray, gradients: np.ndarray) -> None:
+        """Keep gradients `(n, width)` of the rows `numbers` `(n,)` for the update of the step."""
+        ...
+
+
+def lookup_rows(table: RemoteTable, anchor: Any, numbers: Any) -> Tensor:
+    """Take rows of a remote table by their numbers.
+
+    Args:
+        table: The table.
+        anchor: A variable in its place: an optimizer that changes it updates the rows, too.
+        numbers: Integers from 0 to rows - 1, of any shape.
+
+    Raises:
+        UsageError: The numbers are not integers; when the step runs, one is out of range.
+    """
+    rows = as_tensor(numbers)
+    if rows.dtype.kind not in "iu":
+        raise UsageError(f"{users_line()}: a table needs integers, got {rows.dtype}")
+    return apply("lookup_rows", as_tensor(anchor), rows, table=table)
+
+
+def _shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
+    anchor, numbers = specs
+    return Spec((*numbers.shape, attrs["table"].width), anchor.dtype)
+
+
+def _lookup(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+    table, numbers = attrs["table"], inputs[1]
+    wrong = (numbers < 0) | (numbers >= table.rows)
+    if wrong.any():
+        place = tuple(int(i) for i in np.argwhere(wrong)[0])
+        raise UsageError(
+            f"number {numbers[place]} is outside of 0…{table.rows - 1}, the rows of the table; it "
+            f"is at position {show(place)} of {show(numbers.shape)}"
+        )
+    if numbers.size:
+        table.read(numbers.reshape(-1), out.reshape(-1, table.width))
+
+
+def _gradient(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+    gradients, numbers = inputs
+    out.fill(0)  # of the anchor
+    if numbers.size:
+        table = attrs["table"]
+        table.add_gradient(numbers.reshape(-1), gradients.reshape(-1, table.width))
+
+
+register(
+    "lookup_rows",
+    _shape,
+    _lookup,
+    lambda dy, y, x, attrs: [
+        apply("keep_row_gradients", dy, x[1], table=attrs["table"], shape=x[0].shape),
+        None,
+    ],
+)
+register("keep_row_gradients", given_shape, _gradient)

@@ -1,0 +1,172 @@
+"""One server's rows of a table: looked up by number, and updated only where a step has used them.
+
+With Adam, the moments of other rows do not decay ("lazy Adam").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from allreduce.errors import ShapeError
+from allreduce.optim.base import Optimizer
+from allreduce.optim.sgd import SGD
+from allreduce.parameters.partition import Part
+from allreduce.parameters.store import ParameterStore
+
+
+def row_ranges(rows: int, servers: int) -> list[tuple[int, int]]:
+    """Return the first row of each server, and the row behind its last."""
+    cuts = [rows * index // servers for index in range(servers + 1)]
+    return list(pairwise(cuts))
+
+
+def add_duplicates(numbers: np.ndarray, gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sort rows by their numbers, and add up those of one number, in their order.
+
+    Args:
+        numbers: `(n,)`.
+        gradients: `(n, width)`.
+
+    Returns:
+        The different numbers `(k,)`, rising, and their sums `(k, width)`.
+    """
+    order = np.argsort(numbers, kind="stable")
+    ranked = numbers[order]
+    first = np.flatnonzero(np.diff(ranked, prepend=-1))
+    if len(first) == len(ranked):
+        return ranked, gradients[order]
+    return ranked[first], np.add.reduceat(gradients[order], first, axis=0)
+
+
+class TableStore(ParameterStore):
+    """Some rows of a table and their slots; safe to use from several threads.
+
+    Args:
+        name: The table's path.
+        first: The first row.
+        stop: The row behind the last.
+        width: The size of a row.
+        dtype: Of the rows.
+    """
+
+    def __init__(self, name: str, first: int, stop: int, width: int, dtype: Any) -> None:
+        size = (stop - first) * width
+        part = Part(first * width, stop * width, ((name, 0, size),) if size else ())
+        # Until the first gradients tell which optimizer there is.
+        super().__init__(part, SGD(0.0), dtype)
+        self.first, self.width, self._name = first, width, name
+        self._rows: list[tuple[np.ndarray, np.ndarray]] = []  # of a synchronous update
+
+    def configure(self, optimizer: Optimizer) -> None:
+        """Go on with another optimizer; new slots begin with zeros."""
+        with self._changed:
+            self.add_slots(optimizer.all_slots)
+            super().configure(optimizer)
+
+    def add_slots(self, names: Iterable[str]) -> None:
+        """Add slots of zeros, if they are missing."""
+        for name in names:
+            if name not in self.slots:
+                self.slots[name] = np.zeros(self.part.size, self.dtype)
+
+    def begin(self) -> None:
+        """Note that all rows have values."""
+        with self._changed:
+            self.has_values = True
+            self._changed.notify_all()
+
+    def fill(self, row: int, values: np.ndarray) -> None:
+        """Set rows from number `row` on, without marking the table as initialised."""
+        start = (row - self.first) * self.width
+        self.parameters[start : start + values.size] = values.reshape(-1)
+
+    def lookup(self, numbers: np.ndarray) -> np.ndarray:
+        """Return rows `(n, width)` by their numbers `(n,)` in the whole table."""
+        rows: np.ndarray = self._matrix(self.parameters).take(self._local(numbers), axis=0)
+        return rows
+
+    def push_rows(
+        self,
+        numbers: np.ndarray,
+        gradients: np.ndarray,
+        count: float,
+        seen: int,
+        worker: str = "",
+        number: int = 0,
+    ) -> int:
+        """Update some rows at once; `push` says what the arguments and the result are.
+
+        Args:
+            numbers: Different and rising, `(n,)`.
+            gradients: `(n, width)`.
+            count: What to divide by.
+            seen: The version that the worker has read.
+            worker: Its name.
+            number: The number of the gradient.
+        """
+        with self._changed:
+            stale = self._admit(seen, worker, number)
+            if stale >= 0:
+                self._apply_rows(numbers, gradients, count)
+        return stale
+
+    def contribute_rows(
+        self,
+        numbers: np.ndarray,
+        gradients: np.ndarray,
+        count: float,
+        update: int,
+        share: int,
+        of: int,
+    ) -> None:
+        """Add one share of a synchronous update; `contribute` says what the arguments are."""
+        with self._changed:
+            if not self._admit_share(update, share):
+                return
+            if not self._shares:
+                self._rows, self._count = [], 0.0
+            self._rows.append((numbers.copy(), gradients.copy()))
+            self._count += count
+            self._shares.add(share)
+            if len(self._shares) == of:
+                self._shares.clear()
+                self._applied = update
+                parts: Sequence[Any] = list(zip(*self._rows, strict=True))
+                rows, sums = add_duplicates(np.concatenate(parts[0]), np.concatenate(parts[1]))
+                self._rows = []
+                self._apply_rows(rows, sums, self._count)
+
+    def _apply_rows(self, numbers: np.ndarray, gradients: np.ndarray, count: float) -> None:
+        step = self.version + 1
+        self.optimizer.check(step)
+        if len(numbers):
+            rows = self._local(numbers)
+            matrices = {name: self._matrix(array) for name, array in self.slots.items()}
+            values = self._matrix(self.parameters).take(rows, axis=0)
+            slots = {name: each.take(rows, axis=0) for name, each in matrices.items()}
+            update = self.optimizer.bucket_update([(self._name, slice(0, values.size))])
+            flat = {name: each.reshape(-1) for name, each in slots.items()}
+            divisor = np.asarray([count], self.dtype)
+            update(values.reshape(-1), gradients.reshape(-1), flat, divisor, step)
+            self._matrix(self.parameters)[rows] = values
+            for name, each in matrices.items():
+                each[rows] = slots[name]
+        self._finish(step)
+
+    def _matrix(self, array: np.ndarray) -> np.ndarray:
+        return array.reshape(-1, self.width)
+
+    def _local(self, numbers: np.ndarray) -> np.ndarray:
+        rows = numbers.astype(np.int64) - self.first
+        if len(rows) and not 0 <= rows.min() <= rows.max() < self.part.size // self.width:
+            raise ShapeError(
+                f"[parameter server] table {self._name!r}: rows {numbers.min()} to {numbers.max()} "
+                f"were asked of the server of {self.first} to "
+                f"{self.first + self.part.size // self.width - 1}; do all workers have the same "
+                "cluster?"
+            )
+        return rows

@@ -1,0 +1,212 @@
+"""A table that parameter servers hold, as one worker sees it: lookups and gradients of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from allreduce.errors import TimeoutError, UnsupportedError
+from allreduce.events import logger
+from allreduce.parameters.table import add_duplicates, row_ranges
+from allreduce.server.encode import sendable
+from allreduce.server.parameter_client import Call, ParameterServer
+
+BLOCK_ROWS = 1 << 16  # that are initialised together, whatever server has them
+
+
+class ServerTable:
+    """Reads rows, and sends gradients of rows.
+
+    Args:
+        servers: All servers; each has a range of the rows.
+        name: The table's path.
+        shape: `(rows, width)`.
+        dtype: Of the rows.
+        initialize: Returns the initial values of block `n`, the rows from `n * BLOCK_ROWS` on.
+        task: This worker, for messages.
+        is_chief: Whether this worker gives the rows their initial values.
+        timeout: Seconds to wait until the chief has.
+        checkpoint: The servers' folder for checkpoints, and after how many updates they write one.
+
+    Attributes:
+        rows: The number of rows.
+        width: The size of a row.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[ParameterServer],
+        name: str,
+        shape: tuple[int, int],
+        dtype: np.dtype[Any],
+        initialize: Callable[[int], np.ndarray],
+        *,
+        task: str,
+        is_chief: bool,
+        timeout: float,
+        checkpoint: tuple[str | None, int],
+    ) -> None:
+        self.rows, self.width = shape
+        self._name, self._dtype, self._initialize = name, dtype, initialize
+        self._task, self._is_chief, self._timeout = task, is_chief, timeout
+        self._checkpoint = checkpoint
+        self.key = f"table-{crc32(repr((name, shape, dtype.name)).encode()):08x}"
+        self._servers = list(zip(servers, row_ranges(self.rows, len(servers)), strict=True))
+        self._cuts = [low for _, (low, _) in self._servers[1:]]
+        self._numbers = np.dtype(np.int32 if self.rows < 1 << 31 else np.int64)
+        self._kept: list[tuple[np.ndarray, np.ndarray]] = []  # gradients of the step
+        self._seen = [-1] * len(self._servers)
+        self._pushed = 0
+        self._registered = False
+        self._optimizer = ""
+
+    # --- in a step ---
+
+    def read(self, numbers: np.ndarray, out: np.ndarray) -> None:
+        """Copy rows; each server gets one message with the different numbers."""
+        unique, inverse = np.unique(numbers, return_inverse=True)
+        found = np.empty((len(unique), self.width), self._dtype)
+        for index, part, (reply, arrays) in self._call_all("lookup", {}, unique):
+            found[part] = arrays[0]
+            self._seen[index] = reply["version"]
+        np.take(found, inverse.reshape(-1), axis=0, out=out)
+
+    def add_gradient(self, numbers: np.ndarray, gradients: np.ndarray) -> None:
+        """Keep gradients until the step has ended."""
+        self._kept.append((numbers.copy(), gradients.copy()))
+
+    # --- after it ---
+
+    def push(self, rule: Any, count: float) -> None:
+        """Let the servers update the rows of the step at once."""
+        self._pushed += 1
+        self._send(rule, "push_rows", {"count": count, "number": self._pushed})
+
+    def contribute(self, rule: Any, count: float, update: int, share: int, of: int) -> None:
+        """Add the rows of the step to a synchronous update."""
+        fields = {"count": count, "update": update, "share": share, "of": of}
+        self._send(rule, "contribute_rows", fields)
+
+    def discard(self) -> None:
+        """Forget gradients that are not sent."""
+        self._kept.clear()
+
+    def _send(self, rule: Any, method: str, fields: dict[str, Any]) -> None:
+        self._check(rule)
+        kept, self._kept = self._kept, []
+        if not kept:  # also in an update without rows, others wait for this share
+            kept = [(np.zeros(0, np.int64), np.zeros((0, self.width), self._dtype))]
+        numbers, gradients = (np.concatenate(each) for each in zip(*kept, strict=True))
+        unique, sums = add_duplicates(numbers, gradients)
+        optimizer = sendable(rule)
+        if optimizer != self._optimizer:
+            self._optimizer = optimizer
+            for server, _ in self._servers:
+                server.call("configure", {"store": self.key, "optimizer": optimizer})
+        self._call_all(method, fields, unique, sums)
+
+    def _check(self, rule: Any) -> None:
+        """Refuse optimizers that need more than the rows of a step.
+
+        Raises:
+            UnsupportedError: It has norms of whole variables, clips by one, or averages weights.
+        """
+        for wrong, what in (
+            (not rule.is_elementwise, "norms of whole variables"),
+            (rule.clip_norm is not None, "clip_norm"),
+            (rule.ema_momentum is not None, "ema_momentum"),
+            (rule.gradient_accumulation > 1, "gradient_accumulation"),
+        ):
+            if wrong:
+                raise UnsupportedError(
+                    f"{type(rule).__name__} with {what} cannot update table {self._name!r}, of "
+                    "which a step has some rows only; use SGD, Adagrad or Adam without it"
+                )
+
+    # --- calls ---
+
+    def _call_all(
+        self, method: str, fields: dict[str, Any], numbers: np.ndarray, *arrays: np.ndarray
+    ) -> list[tuple[int, slice, tuple[dict[str, Any], Sequence[np.ndarray]]]]:
+        """Send each server its rows.
+
+        Args:
+            method: The method.
+            fields: Its arguments.
+            numbers: Different and rising.
+            arrays: Arrays with one row for each of the numbers.
+
+        Returns:
+            For each server that was called its index, its part of the numbers, and its reply.
+        """
+        if not self._registered:
+            for index in range(len(self._servers)):
+                self._register(index, initial=True)
+            self._registered = True
+        ends = [0, *np.searchsorted(numbers, self._cuts).tolist(), len(numbers)]
+        wire = numbers.astype(self._numbers)
+        calls: list[tuple[int, slice, Call]] = []
+        for index, (low, high) in enumerate(pairwise(ends)):
+            if low == high and method == "lookup":
+                continue
+            part = slice(low, high)
+            given = [wire[part], *(each[part] for each in arrays)]
+            calls.append((index, part, self._start(index, method, fields, given)))
+        found = []
+        for index, part, call in calls:
+            server, _ = self._servers[index]
+            while (reply := server.finish(call))[0].get("unknown"):
+                self._register(index, initial=False)
+                call = self._start(index, method, fields, call.arrays)
+            found.append((index, part, reply))
+        return found
+
+    def _start(
+        self, index: int, method: str, fields: dict[str, Any], arrays: Sequence[np.ndarray]
+    ) -> Call:
+        server, _ = self._servers[index]
+        own = {**fields, "store": self.key, "seen": self._seen[index]}
+        return server.start(method, own, arrays)
+
+    def _register(self, index: int, *, initial: bool) -> None:
+        """Make the server's rows, or find them; wait until they have values."""
+        server, (first, stop) = self._servers[index]
+        fields = {"store": self.key, "name": self._name, "first": first, "stop": stop}
+        fields |= {"width": self.width, "dtype": self._dtype.name, "server": server.name}
+        fields |= {"checkpoint": self._checkpoint[0], "checkpoint_every": self._checkpoint[1]}
+        fields |= {"index": index, "servers": len(self._servers)}
+        fields["fills"] = self._is_chief or not initial
+        waited = 0.0
+        while not (reply := server.call("register_table", fields)[0])["ready"]:
+            if reply["fill"]:
+                self._fill(index)
+                continue
+            waited += 1.0
+            if waited >= self._timeout:
+                raise TimeoutError(
+                    f"[parameter server] {self._task}: the chief has not initialised table "
+                    f"{self._name!r} on {server.name} within {self._timeout:g} s; is worker 0 "
+                    "running?"
+                )
+        if self._optimizer and not initial:
+            server.call("configure", {"store": self.key, "optimizer": self._optimizer})
+        if not initial:
+            logger.warning(
+                "[parameter server] %s: table %r on %s goes on from update %d, %s",
+                *(self._task, self._name, server.name, reply["version"], reply["source"]),
+            )
+        self._seen[index] = -1
+
+    def _fill(self, index: int) -> None:
+        """Send initial values, block by block; no process holds the whole table."""
+        server, (first, stop) = self._servers[index]
+        for block in range(first // BLOCK_ROWS, -(-stop // BLOCK_ROWS)):
+            values = self._initialize(block)
+            start = block * BLOCK_ROWS
+            low, high = max(first, start), min(stop, start + len(values))
+            fields = {"store": self.key, "row": low, "last": high == stop}
+            server.call("fill", fields, [values[low - start : high - start]])

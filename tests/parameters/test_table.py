@@ -1,0 +1,67 @@
+"""Rows of tables: duplicates, updates of touched rows, synchronous shares, restarts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import allreduce as ar
+from allreduce.errors import ShapeError
+from allreduce.parameters.table import TableStore, add_duplicates, row_ranges
+
+
+def store(first: int = 0, stop: int = 10) -> TableStore:
+    made = TableStore("table", first, stop, 2, "float32")
+    made.fill(first, np.arange(first, stop, dtype=np.float32).repeat(2))
+    made.begin()
+    return made
+
+
+def test_duplicates_are_added_in_the_order_of_rows() -> None:
+    numbers, gradients = np.asarray([5, 2, 5, 0]), np.arange(8.0).reshape(4, 2)
+    rows, sums = add_duplicates(numbers, gradients)
+    assert rows.tolist() == [0, 2, 5]
+    assert sums.tolist() == [[6, 7], [2, 3], [4, 6]]
+    rows, sums = add_duplicates(np.zeros(0, np.int64), np.zeros((0, 2)))
+    assert len(rows) == len(sums) == 0
+
+
+def test_ranges_cover_all_rows() -> None:
+    assert row_ranges(10, 3) == [(0, 3), (3, 6), (6, 10)]
+    assert row_ranges(1, 2) == [(0, 0), (0, 1)]
+
+
+def test_only_touched_rows_and_their_moments_change() -> None:
+    made = store(4, 10)
+    made.configure(ar.optim.Adam(0.1))
+    before = made.parameters.copy()
+    gradients = np.ones((2, 2), np.float32)
+    for update in range(2):
+        made.push_rows(np.asarray([5, 8]), gradients, 1.0, update, "a", update + 1)
+    made.push_rows(np.asarray([5, 8]), gradients, 1.0, 0, "a", 2)  # repeated
+    assert made.version == 2
+    changed = (made.parameters != before).reshape(-1, 2).all(axis=1)
+    assert (np.flatnonzero(changed) + 4).tolist() == [5, 8]
+    assert made.slots["m"].reshape(-1, 2).any(axis=1).tolist() == changed.tolist()
+    whole = ar.optim.Adam(0.1)  # which changes the same rows as a dense update does
+    rows, slots = np.asarray([5, 5, 8, 8], np.float32), {n: np.zeros(4, np.float32) for n in "mv"}
+    for step in (1, 2):
+        whole.update(rows, np.ones(4, np.float32), slots, np.ones(1, np.float32), step)
+    np.testing.assert_array_equal(made.lookup(np.asarray([5, 8])).reshape(-1), rows)
+
+
+def test_shares_of_an_update_are_joined() -> None:
+    together, apart = store(), store()
+    for each in (together, apart):
+        each.configure(ar.optim.Adagrad(0.5))
+    ones = np.ones((2, 2), np.float32)
+    together.push_rows(np.asarray([1, 2, 3]), np.asarray([[1, 1], [2, 2], [1, 1]], "f4"), 4.0, 0)
+    apart.contribute_rows(np.asarray([1, 2]), ones, 3.0, 0, share=0, of=2)
+    assert apart.version == 0
+    apart.contribute_rows(np.asarray([2, 3]), ones, 1.0, 0, share=1, of=2)
+    np.testing.assert_array_equal(apart.parameters, together.parameters)
+
+
+def test_rows_of_another_server_are_refused() -> None:
+    with pytest.raises(ShapeError, match="server of 4 to 9"):
+        store(4, 10).lookup(np.asarray([3]))
