@@ -154,7 +154,7 @@ class Monitor:
             known = sorted(logs or {})
             hint = did_you_mean(self.name, known)
             if self.name.startswith("val_") and not any(each.startswith("val_") for each in known):
-                hint = "; it was not validated: pass validation_data or validation_split"
+                hint = "; it was not validated: pass validation_data, or validation_freq=1"
             logger.warning(
                 "%s monitors %r, but the epoch has %s%s",
                 *(self._owner, self.name, ", ".join(known) or "no values", hint),

@@ -240,9 +240,9 @@ def with_class_weight(samples: Samples, class_weight: Mapping[int, float]) -> Sa
     """
     if samples.sample_weight is not None:
         raise UsageError("pass class_weight or sample_weight, not both: multiply them beforehand")
-    if not isinstance(samples.y, np.ndarray):
+    if samples.y is None or len(pytree.leaves(samples.y)) != 1:
         raise UsageError("class_weight takes targets y of one output; pass sample_weight instead")
-    classes = _class_numbers(samples.y)
+    classes = _class_numbers(samples)
     weights = np.ones(classes.shape, np.float32)
     for number, weight in class_weight.items():
         weights[classes == number] = weight
@@ -251,10 +251,12 @@ def with_class_weight(samples: Samples, class_weight: Mapping[int, float]) -> Sa
 
 def has_classes(samples: Samples, classes: Sequence[int]) -> np.ndarray:
     """Tell for each class whether a sample has it, `(classes,)`; as `with_class_weight` reads y."""
-    return np.isin(np.asarray(classes), _class_numbers(samples.y))
+    return np.isin(np.asarray(classes), _class_numbers(samples))
 
 
-def _class_numbers(y: np.ndarray) -> np.ndarray:
+def _class_numbers(samples: Samples) -> np.ndarray:
+    """Return the classes of targets that are one array, also inside a list or dict."""
+    y: np.ndarray = pytree.leaves(samples.y)[0]
     if y.ndim < 2:
         return y
     found: np.ndarray = y.argmax(axis=-1) if y.shape[-1] > 1 else y.squeeze(-1)

@@ -396,7 +396,7 @@ def test_a_value_of_no_validation_is_told_from_a_misspelt_one(
         stop = ar.callbacks.EarlyStopping(monitor)
         classifier().fit(*blobs(20), callbacks=[stop], verbose=0)
     first, second = (each for each in caplog.messages if "EarlyStopping monitors" in each)
-    assert first.endswith("loss; it was not validated: pass validation_data or validation_split")
+    assert first.endswith("loss; it was not validated: pass validation_data, or validation_freq=1")
     assert second.endswith("monitors 'los', but the epoch has accuracy, loss; did you mean 'loss'?")
 
 

@@ -251,21 +251,24 @@ def test_lists_wait_for_the_outputs_of_a_subclass() -> None:
 @pytest.mark.parametrize("outputs", ["alone", "in a list"])
 def test_a_single_output_takes_arrays_dicts_and_lists(outputs: str) -> None:
     x, _ = blobs(40)
+    targets = (x[:, :1] > 0).astype("float32")
     histories = []
     for loss, metrics, y in (
-        ("mse", ["mae"], x[:, :1]),
-        (["mse"], [["mae"]], [x[:, :1]]),
-        ({"price": "mse"}, {"price": ["mae"]}, {"price": x[:, :1]}),
-        ({"price": "mse"}, {"price": "mae"}, x[:, :1]),
+        ("mse", ["mae"], targets),
+        (["mse"], [["mae"]], [targets]),
+        ({"price": "mse"}, {"price": ["mae"]}, {"price": targets}),
+        ({"price": "mse"}, {"price": "mae"}, targets),
     ):
         set_seed(0)
         a = nn.Input((6,))
         out = nn.Dense(1, name="price")(a)
         model = nn.Model(a, out) if outputs == "alone" else nn.Model([a], [out])
         model.compile("sgd", loss, metrics)
-        histories.append(model.fit(x, y, verbose=0, validation_data=(x, y)).history)
+        options: Any = {"validation_data": (x, y), "class_weight": {1: 3.0}}
+        histories.append(model.fit(x, y, verbose=0, **options).history)
     assert list(histories[0]) == ["loss", "mae", "val_loss", "val_mae"]
     assert all(history == histories[0] for history in histories)
+    assert histories[0]["loss"][0] > 1.2 * histories[0]["val_loss"][0]  # weighted
     with pytest.raises(UsageError, match="y is a dict of 'prise', but the model's outputs are 'p"):
         model.fit(x, {"prise": x[:, :1]}, verbose=0)
     model.compile("sgd", {"prise": "mse"})
