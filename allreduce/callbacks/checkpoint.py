@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 from os import PathLike, fspath
+from string import Formatter
 from typing import Any
 
 import numpy as np
 
 from allreduce.callbacks.base import Callback, Logs, Monitor
 from allreduce.errors import UsageError
+
+# How similar to a known name a misspelt one is; names that other callbacks add are less.
+_NEAR = 0.85
 
 
 class ModelCheckpoint(Callback):
@@ -64,6 +70,26 @@ class ModelCheckpoint(Callback):
                 f"ModelCheckpoint cannot save to {self.filepath!r}: there is no folder {folder}; "
                 "make it first"
             )
+        self._check_names()
+
+    def _check_names(self) -> None:
+        """Refuse misspelt names in `filepath`; other callbacks may add logs with other names."""
+        try:
+            names = [name for _, name, _, _ in Formatter().parse(self.filepath) if name is not None]
+        except ValueError as error:
+            raise UsageError(f"ModelCheckpoint: filepath {self.filepath!r}: {error}") from None
+        logs = self.model.metrics_names
+        known = ["epoch", *logs, *(f"val_{name}" for name in logs)]
+        if self.save_freq != "epoch":
+            known.append("batch")
+        for name in map(_first_name, names):
+            near = difflib.get_close_matches(name, known, 1, _NEAR)
+            if name not in known and (near or name == "batch" or not name.isidentifier()):
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise UsageError(
+                    f"ModelCheckpoint: filepath {self.filepath!r} names {name!r}, but there are "
+                    f"{', '.join(known)}{hint}"
+                )
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002
         self._epoch = epoch
@@ -103,3 +129,8 @@ class ModelCheckpoint(Callback):
                 f"ModelCheckpoint: filepath {self.filepath!r} names {error}, but there are "
                 f"{', '.join(values)}"
             ) from None
+
+
+def _first_name(field: str) -> str:
+    """Return the name of a replacement field such as "logs[0]"."""
+    return re.split(r"[.\[]", field)[0]

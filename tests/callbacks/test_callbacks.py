@@ -254,6 +254,24 @@ def test_checkpoints_count_batches_and_save_weights(tmp_path: Path) -> None:
         fitted(ar.callbacks.ModelCheckpoint(tmp_path / "{val_auc}"))
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("{epochs}", r"names 'epochs', but there are epoch, loss.*did you mean 'epoch'\?"),
+        ("{val_los:.2f}", r"did you mean 'val_loss'\?"),
+        ("{batch}", "names 'batch', but there are epoch"),
+        ("{}", "names '', but there are epoch"),
+        ("{epoch", "expected '}'"),
+    ],
+)
+def test_a_misspelt_name_of_a_checkpoint_fails_before_the_first_epoch(
+    tmp_path: Path, name: str, said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        fitted(ar.callbacks.ModelCheckpoint(tmp_path / name))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_checkpoint_without_its_folder_fails_before_the_first_epoch(tmp_path: Path) -> None:
     checkpoint = ar.callbacks.ModelCheckpoint(tmp_path / "none" / "model.safetensors")
     seen: list[int] = []
