@@ -5,6 +5,7 @@ Readers see the old file or the new one, and several ranks may write at once.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Mapping
@@ -19,11 +20,13 @@ from safetensors.numpy import save as to_bytes
 
 from allreduce import files
 from allreduce.errors import UsageError
+from allreduce.events import logger
 from allreduce.nn.core.checks import as_dtype_of
 from allreduce.nn.core.layer import Layer
 from allreduce.optim import Optimizer
 
 FORMAT = "allreduce-model-1"
+_OTHER_FORMATS = frozenset((".keras", ".h5", ".hdf5", ".pt", ".pth", ".npz", ".onnx"))
 WEIGHTS, OPTIMIZER = "weights/", "optimizer/"
 
 
@@ -69,6 +72,8 @@ def write(
             an old one is as it was.
     """
     path = checked("save to", path)
+    if path.suffix.lower() in _OTHER_FORMATS:
+        _warn_of_format(path.suffix)
     try:
         text = json.dumps(described)
     except TypeError as error:
@@ -82,6 +87,15 @@ def write(
         files.replace(path, contents)
     except OSError as error:  # its own text names a file that is gone again
         raise UsageError(f"cannot save to {path}: {files.refusal(error)}") from None
+
+
+@functools.cache  # once
+def _warn_of_format(suffix: str) -> None:
+    logger.warning(
+        "models are saved as safetensors, also under a name that ends with %s: ar.nn.load_model "
+        "reads it, other libraries may not",
+        suffix,
+    )
 
 
 def _checksum(tensors: Mapping[str, np.ndarray], text: str) -> str:
