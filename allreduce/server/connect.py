@@ -119,8 +119,8 @@ class Peer:
         nonces = own + reply.nonce
         if not proves(reply.proof, digest(self._secret, b"server", nonces)):
             raise JoinError(
-                f"[server] {self._name or 'the task'} at {self.address} does not know the "
-                "cluster's secret; set ALLREDUCE_SECRET to the same text on all tasks and clients"
+                f"[server] this process and {self._name or 'the task'} at {self.address} have "
+                "different secrets; set ALLREDUCE_SECRET to the same text on all tasks and clients"
             )
         self._nonces = nonces
         self.hello = reply

@@ -41,7 +41,7 @@ def test_a_task_with_another_secret_is_named() -> None:
         ar.Server(spec, "worker", 0, secret="one") as server,
         ar.Server(spec, "ps", 0, secret="two"),
         ar.Session(server.target, secret="one", timeout=10) as session,
-        pytest.raises(JoinError, match=r"/job:ps/task:0 at .* not know the .*ALLREDUCE_SECRET"),
+        pytest.raises(JoinError, match=r"and /job:ps/task:0 at .* different secrets; .*SECRET"),
     ):
         session.run(_on_ps, (X,))
 
