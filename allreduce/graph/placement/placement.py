@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from allreduce import events
 from allreduce.devices import absence, options
 from allreduce.devices.names import DeviceName
-from allreduce.errors import DeviceError
+from allreduce.errors import DeviceError, did_you_mean
 from allreduce.graph.core.node import Graph, Node, Rewriter
 from allreduce.graph.core.op_table import lookup
 from allreduce.graph.core.scope import users_line
@@ -102,6 +102,13 @@ def _refusal(
     others = why.startswith(_MISSING) and any(device.kind == asked.kind for device in available)
     if not why.startswith(_MISSING):
         why += f', so place it with ar.device("{back.local}")'
+    jobs = {device.job for device in available if device.job is not None}
+    if asked.job is not None and asked.job not in jobs:
+        hint = did_you_mean(asked.job, jobs)
+        return DeviceError(
+            f"{what} was placed on {asked}, but there is no job {asked.job!r}; there are "
+            f"{', '.join(map(str, available))}{hint}"
+        )
     more = " (under a strategy, of each replica: devices_per_replica)" if others else ""
     return DeviceError(
         f"{what} was placed on {asked}, {why}; there are {', '.join(map(str, available))}{more}. "

@@ -278,6 +278,17 @@ ar.function(lambda x: ar.ops.tanh(x))(np.ones(1))
 """
 
 
+def test_a_misspelt_job_is_answered_with_the_nearest() -> None:
+    def at_a_job(x: ar.Tensor) -> ar.Tensor:
+        with ar.device("/job:worke/task:1"):
+            return ar.ops.tanh(x)
+
+    said = r"no job 'worke'; there .*did you mean 'worker'\?$"
+    with pytest.raises(DeviceError, match=said) as caught:
+        _where(at_a_job)
+    assert "soft" not in str(caught.value)
+
+
 def test_logs_are_seen_in_a_process_that_joins_no_others() -> None:
     command = [sys.executable, "-c", ALONE]
     environment = {**os.environ, "ALLREDUCE_LOG_LEVEL": "DEBUG"}
@@ -286,7 +297,7 @@ def test_logs_are_seen_in_a_process_that_joins_no_others() -> None:
     )
     assert done.stderr.count("each replica runs\n") == 2, done.stderr
     placed = [line for line in done.stderr.splitlines() if "placed" in line]
-    words = [line.removeprefix("[allreduce] rank -: placed ").split(":")[0] for line in placed]
+    words = [line.removeprefix("[allreduce] placed ").split(":")[0] for line in placed]
     assert words == ["constant", "square", "log", "placeholder", "tanh"]
     assert "CPU:0 (ar.device('/device:CPU:0')) <string>:7" in placed[2]
 
