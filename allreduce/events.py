@@ -78,6 +78,7 @@ class _RankFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.rank = "-" if self.rank is None else self.rank
+        record.member = "" if self.rank is None else f"rank {self.rank}: "
         return True
 
 
@@ -105,6 +106,6 @@ def configure_logging(rank: int | None, level: str | None = None) -> None:
         _own_level = logger.level
     if not (logger.hasHandlers() if rank is None else logger.handlers):
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("[allreduce] rank %(rank)s: %(message)s"))
+        handler.setFormatter(logging.Formatter("[allreduce] %(member)s%(message)s"))
         logger.addHandler(handler)
         logger.propagate = False

@@ -88,7 +88,7 @@ LOG_BOTH = "events.logger.info('a detail'); events.logger.warning('careful')"
         ("3", ["[allreduce] rank 3: careful"]),
         ("3, 'INFO'", ["[allreduce] rank 3: a detail", "[allreduce] rank 3: careful"]),
         ("0, 'ERROR'", []),
-        ("None", ["[allreduce] rank -: a detail", "[allreduce] rank -: careful"]),
+        ("None", ["[allreduce] a detail", "[allreduce] careful"]),
     ],
 )
 def test_records_go_to_stderr_with_their_rank(arguments: str, expected: list[str]) -> None:
