@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
@@ -29,6 +29,7 @@ from allreduce.graph.replicate.replicator import Replicator
 _REFRESH = (
     0.1  # seconds between two changes of a bar: faster than the eye, too slow to cost anything
 )
+_BAR, _COUNT, _TIME = 16, 5, 7  # columns: the bar, "3/100" and "0:00:01"
 _WORTH_SHOWING = 0.01  # the share of an epoch's time, above which a wait is shown
 
 
@@ -128,13 +129,26 @@ class Epoch(AbstractContextManager["Epoch"]):
             print(f"{self._label}  {text}", flush=True)
 
     def _text(self, values: Mapping[str, Any]) -> str:
-        parts = [format_values(values)]
+        """Return the metrics, and of the speed as much as has room beside a bar."""
+        text = format_values(values)
+        for part in self._speed():
+            if self._bar is not None and len(text) + len(part) + 2 > self._room(self._bar):
+                break
+            text = f"{text}  {part}" if text else part
+        return text
+
+    def _speed(self) -> Iterator[str]:
         if self._seconds > 0:
-            parts.append(f"{self._samples / self._seconds:,.0f} samples/s")
+            yield f"{self._samples / self._seconds:,.0f} samples/s"
             for name, waited in (("input", self._input), ("communication", self._communication)):
                 share = waited / self._seconds
-                parts.append(f"{share:.0%} waiting for {name}" if share >= _WORTH_SHOWING else "")
-        return "  ".join(filter(None, parts))
+                if share >= _WORTH_SHOWING:
+                    yield f"{share:.0%} waiting for {name}"
+
+    def _room(self, bar: Progress) -> int:
+        """Return how many columns the other parts of the bar leave for the values."""
+        count = 2 * len(str(self._steps or "?")) + 1
+        return bar.console.width - len(self._label) - max(count, _COUNT) - _BAR - _TIME - 4
 
     def __exit__(
         self,
@@ -157,8 +171,8 @@ def _bar() -> Progress:
     fixed, wrapping = Column(no_wrap=True), Column(overflow="fold")
     return Progress(
         TextColumn("{task.description}", table_column=fixed),
-        BarColumn(bar_width=16, table_column=Column(min_width=16)),
-        MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=5)),
+        BarColumn(bar_width=_BAR, table_column=Column(min_width=_BAR)),
+        MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=_COUNT)),
         TimeRemainingColumn(compact=True, table_column=fixed),
         TextColumn("{task.fields[values]}", table_column=wrapping),
         console=Console(file=sys.stdout),

@@ -141,6 +141,19 @@ def test_a_bar_on_a_terminal(
     assert re.search(r"-?-:--|0:0\d", printed)  # the time left
 
 
+def test_a_bar_fits_on_a_line_of_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    x, y = blobs(40)
+    classifier().fit(x, y, batch_size=4, epochs=1)
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[?\d;]*\w", "", capsys.readouterr().out))
+    shown = [line for line in lines if line.strip() and "global batch" not in line]
+    assert shown
+    assert all(line.startswith("epoch 1/1") for line in shown), shown
+
+
 def test_time_spent_waiting_for_input_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     x, y = blobs(40)
 
