@@ -94,8 +94,9 @@ class Strategy(Refusing, Replicator):
 
         Args:
             dataset: A re-iterable of tuples or dicts of arrays `(rows, …)`, equal on all ranks: a
-                step compares a sample. If rows do not divide evenly, the first replicas take
-                one more.
+                step compares a sample. A generator cannot be iterated anew for each epoch and is
+                refused; pass an object whose `__iter__` makes one, or a list. If rows do not
+                divide evenly, the first replicas take one more.
         """
         return DistributedDataset(dataset, self)
 
