@@ -14,14 +14,14 @@ from pathlib import Path
 
 _PREFIX = ".allreduce-writing-"  # of temporary files, which are renamed when they are complete
 
-_ROOM = "make room there, or name a file elsewhere"
+_FULL = "make room there, or name a file elsewhere"
 _PERMISSION = "allow to write there, or name a file elsewhere"
 # The remedy if the system refuses a file, by its error.
 _REMEDIES: Mapping[int | None, str] = {
     errno.EACCES: _PERMISSION,
-    errno.EDQUOT: _ROOM,
+    errno.EDQUOT: _FULL,
     errno.ENAMETOOLONG: "use a shorter name",
-    errno.ENOSPC: _ROOM,
+    errno.ENOSPC: _FULL,
     errno.EPERM: _PERMISSION,
     errno.EROFS: _PERMISSION,
 }

@@ -21,7 +21,7 @@ from allreduce.comm.core import progress
 from allreduce.comm.failures.reporter import advice
 from allreduce.errors import AllreduceError, ClosedError, MismatchError, PeerLostError, TimeoutError
 
-_LOOK_SECONDS = 0.5  # between two looks at the arrivals; and for the store to answer
+_POLL_SECONDS = 0.5  # between two looks at the arrivals; and for the store to answer
 _CAUSE_SECONDS = 0.2  # for which it is looked for why a process is gone
 _PREFIX = "rendezvous/"  # of all keys
 _ALL = "all"  # the key that says that all have come, or why they cannot
@@ -76,7 +76,7 @@ class Rendezvous:
             self._set(str(self._group.rank), self._transport)
             if self._group.rank == 0:
                 self._collect(wait)
-            while not self._have_all_come(min(_LOOK_SECONDS, wait.quiet)):
+            while not self._have_all_come(min(_POLL_SECONDS, wait.quiet)):
                 self._check_and_progress(wait)
             return True
         except PeerLostError as lost:
@@ -100,16 +100,16 @@ class Rendezvous:
         raise lost
 
     def _is_given_up(self) -> bool:
-        told = self._get(_ALL)
-        failure = None if told is None else json.loads(told)
+        answer = self._get(_ALL)
+        failure = None if answer is None else json.loads(answer)
         return failure is not None and failure[0] == "TimeoutError"
 
     def _collect(self, wait: Wait) -> None:
         """Wait for the other members, and say that all have come."""
         for rank in range(1, self._group.size):
-            while (told := self._get(str(rank), min(_LOOK_SECONDS, wait.quiet))) is None:
+            while (answer := self._get(str(rank), min(_POLL_SECONDS, wait.quiet))) is None:
                 self._check_and_progress(wait)
-            other = json.loads(told)
+            other = json.loads(answer)
             if other != self._transport:
                 raise self._fail("MismatchError", self._differs(rank, other))
         if not self._have_all_come(0):
@@ -117,10 +117,10 @@ class Rendezvous:
 
     def _have_all_come(self, timeout: float) -> bool:
         """Say whether all have come; raise if this attempt has failed."""
-        told = self._get(_ALL, timeout)
-        if told is None:
+        answer = self._get(_ALL, timeout)
+        if answer is None:
             return False
-        failure = json.loads(told)
+        failure = json.loads(answer)
         if failure is not None:
             raise self._error(*failure)
         return True
@@ -174,5 +174,5 @@ class Rendezvous:
     def _get(self, key: str, timeout: float = 0.0) -> bytes | None:
         """Return a member's value; None if it has set none or the store does not answer."""
         with contextlib.suppress(SilentError):
-            return self._group.store.try_get(_PREFIX + key, _LOOK_SECONDS, timeout)
+            return self._group.store.try_get(_PREFIX + key, _POLL_SECONDS, timeout)
         return None

@@ -30,7 +30,7 @@ from allreduce.errors import AllreduceError, MismatchError, ShapeError, UsageErr
 # MiB.
 ALONE_BYTES = 256 << 10
 _LIST_SECONDS = 0.5  # for a member that disagrees to publish its list
-_LOOK_SECONDS = 0.2  # besides, for the store to answer
+_POLL_SECONDS = 0.2  # besides, for the store to answer
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _item_named(comm: Dispatcher, request: Request) -> Iterator[None]:
         with contextlib.suppress(AllreduceError, SilentError):  # the mismatch is raised instead
             store.post(f"lists/{comm.rank}", own.encode())
             for rank, _ in error.lists:
-                data = store.try_get(f"lists/{rank}", _LOOK_SECONDS, _LIST_SECONDS)
+                data = store.try_get(f"lists/{rank}", _POLL_SECONDS, _LIST_SECONDS)
                 found.append(json.loads(data or "[]"))
         if len(found) < len(error.lists):
             raise

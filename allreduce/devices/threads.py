@@ -34,8 +34,8 @@ def blas_threads(replicas_on_host: int, environ: Mapping[str, str] | None = None
     chosen = options.current().intra_op_threads
     if chosen is not None:
         return chosen
-    said = _said(os.environ if environ is None else environ)
-    return max(1, affinity_cores() // replicas_on_host) if said is None else said
+    requested = _requested_threads(os.environ if environ is None else environ)
+    return max(1, affinity_cores() // replicas_on_host) if requested is None else requested
 
 
 def limit_blas_threads(count: int) -> None:
@@ -48,7 +48,7 @@ def limit_blas_threads(count: int) -> None:
     threadpoolctl.threadpool_limits(limits=count, user_api="blas")
 
 
-def _said(environ: Mapping[str, str]) -> int | None:
+def _requested_threads(environ: Mapping[str, str]) -> int | None:
     for variable in BLAS_VARIABLES:
         text = environ.get(variable, "").strip()
         # OpenMP takes one number per nesting level: "4,2". The outermost is meant here.

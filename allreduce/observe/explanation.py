@@ -115,7 +115,7 @@ def _instructions(program: Program) -> Iterator[Table]:
             if each.node.device == device:
                 waits = ", ".join(map(str, each.waits))
                 stream = _stream(each.stream, device)
-                table.add_row(str(index), stream, _said(each.node), each.node.part, waits)
+                table.add_row(str(index), stream, _label(each.node), each.node.part, waits)
         yield table
 
 
@@ -130,7 +130,7 @@ def _stream(stream: StreamName, device: DeviceName) -> str:
     return stream.kind if stream.device == device else str(stream)
 
 
-def _said(node: Node) -> str:
+def _label(node: Node) -> str:
     name = str(node.attrs["chain"]) if "chain" in node.attrs else node.op
     if "bucket" in node.attrs:
         bucket = node.attrs["bucket"]

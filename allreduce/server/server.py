@@ -34,7 +34,7 @@ from allreduce.server.service import Service, failure
 from allreduce.server.worker import Worker
 
 _THREADS = 16  # for registering; steps have the threads of their connection
-_LOOK = 0.5  # seconds, between looks whether a task is up, or has ended
+_POLL_SECONDS = 0.5  # seconds, between looks whether a task is up, or has ended
 
 
 class Server(Refusing):
@@ -98,14 +98,14 @@ class Server(Refusing):
             TimeoutError: The task has not come up, or not come back, in time.
         """
         if task is None:
-            while not self.connections.closed.wait(_LOOK):  # so that Ctrl-C is noticed
+            while not self.connections.closed.wait(_POLL_SECONDS):  # so that Ctrl-C is noticed
                 pass
             return
         job, number = parse_task(task)
         self.cluster.address(job, number)
         other = DeviceName(job=job, replica=0, task=number)
         while (channel := self._await_task(other)) is not None and not channel.has_left:
-            while not (channel.ended or self.connections.closed.wait(_LOOK)):
+            while not (channel.ended or self.connections.closed.wait(_POLL_SECONDS)):
                 pass
 
     def _await_task(self, task: DeviceName) -> Channel | None:
@@ -114,7 +114,7 @@ class Server(Refusing):
         deadline = time.monotonic() + timeout
         while not self.connections.closed.is_set() and not self.connections.has_left(task):
             try:
-                return self.connections.connect(task, _LOOK)[0]
+                return self.connections.connect(task, _POLL_SECONDS)[0]
             except PeerLostError as error:
                 if time.monotonic() > deadline:
                     what = "come back" if self.connections.has_been_up(task) else "come up"
@@ -122,7 +122,7 @@ class Server(Refusing):
                         f"[server] {name} has not {what} within {timeout:g} s; start it again, or "
                         f"end this task ({error})"
                     ) from error
-            self.connections.closed.wait(_LOOK / 10)
+            self.connections.closed.wait(_POLL_SECONDS / 10)
         return None
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ from allreduce.server.encode import configured, encode
 # The master waits up to the timeout for tasks, then as long for their answers; beyond that, it
 # connects to them.
 _REGISTERING_SECONDS = 10.0
-_LOOK_SECONDS = 0.05  # of waiting for one task, until the client looks at the others
+_POLL_SECONDS = 0.05  # of waiting for one task, until the client looks at the others
 _GLANCE_SECONDS = 0.001  # of looking at each of these
 
 
@@ -334,7 +334,7 @@ class Session(Refusing):
         while pending and not any(_has_failed(reply) for *_, reply in sent):
             _, channel, reply = pending[0]
             left = deadline - time.monotonic()
-            if channel.wait(reply, min(left, _LOOK_SECONDS)) or left <= 0:
+            if channel.wait(reply, min(left, _POLL_SECONDS)) or left <= 0:
                 del pending[0]
                 continue
             for _, other, answer in pending[1:]:  # the first may wait for one that has failed

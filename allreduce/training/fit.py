@@ -156,7 +156,7 @@ class _Shortage:
     """Warns on rank 0, once per argument, that batches have run out; ranks have equal numbers."""
 
     def __init__(self, replicator: Replicator) -> None:
-        self._told = {"x", "validation_data"} if rank_of(replicator) else set()
+        self._reported = {"x", "validation_data"} if rank_of(replicator) else set()
 
     def warn(self, what: str, name: str, wanted: int | None, found: int) -> None:
         """Compare the number of batches of a pass with the number in an option.
@@ -167,9 +167,9 @@ class _Shortage:
             wanted: Its value; None if any number will do, but 0.
             found: The number of batches.
         """
-        if found >= (wanted or 1) or what in self._told:
+        if found >= (wanted or 1) or what in self._reported:
             return
-        self._told.add(what)
+        self._reported.add(what)
         shown = f"ended after {found} batches" if found else "gave no batch"
         logger.warning(
             "fit: %s %s%s; pass something that can be iterated again and is long enough, or a "

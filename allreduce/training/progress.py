@@ -132,7 +132,7 @@ class Epoch(AbstractContextManager["Epoch"]):
         """Return the metrics, and of the speed as much as has room beside a bar."""
         text = format_values(values)
         for part in self._speed():
-            if self._bar is not None and len(text) + len(part) + 2 > self._room(self._bar):
+            if self._bar is not None and len(text) + len(part) + 2 > self._free_columns(self._bar):
                 break
             text = f"{text}  {part}" if text else part
         return text
@@ -145,7 +145,7 @@ class Epoch(AbstractContextManager["Epoch"]):
                 if share >= _WORTH_SHOWING:
                     yield f"{share:.0%} waiting for {name}"
 
-    def _room(self, bar: Progress) -> int:
+    def _free_columns(self, bar: Progress) -> int:
         """Return how many columns the other parts of the bar leave for the values."""
         count = 2 * len(str(self._steps or "?")) + 1
         return bar.console.width - len(self._label) - max(count, _COUNT) - _BAR - _TIME - 4

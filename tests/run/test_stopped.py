@@ -18,7 +18,7 @@ from tests.cluster.processes import running
 from tests.run.launches import LAUNCH, Write
 
 HASTY = (  # the launcher, which looks more often, and waits less
-    "from allreduce.cluster.launcher import job\njob._LOOK_SECONDS = 0.05\n"
+    "from allreduce.cluster.launcher import job\njob._POLL_SECONDS = 0.05\n"
     "job._NOTICE_SECONDS = 0.1\n"
     "from allreduce.run import app\napp()"
 )

@@ -55,7 +55,7 @@ def reachable(
     Args:
         mine: This host's interfaces.
         others: Each other host's.
-        route: Returns the local address of the route to another; `towards`.
+        route: Returns the local address of the route to another; `source_address`.
 
     Returns:
         An address on a network that all hosts are on; else one that routes to the others start
@@ -106,7 +106,7 @@ def named(name: str, where: str) -> str:
             ) from error
 
 
-def towards(host: str) -> str | None:
+def source_address(host: str) -> str | None:
     """Return the local address of the route to a host; nothing is sent."""
     if host == LOOPBACK:  # to look it up would import the codec of international names
         return host
@@ -120,9 +120,9 @@ def towards(host: str) -> str | None:
         return None
 
 
-def towards_any(hosts: Iterable[str]) -> str | None:
+def any_source_address(hosts: Iterable[str]) -> str | None:
     """Return the local address of the first route to one of these hosts that leaves this one."""
-    routes = (towards(host) for host in hosts)
+    routes = (source_address(host) for host in hosts)
     return next((local for local in routes if local is not None and not is_loopback(local)), None)
 
 
@@ -142,7 +142,7 @@ def leaders_address(machines: Sequence[str], hosts: Sequence[Sequence[Interface]
     if wanted is not None:
         return named(wanted, "[cluster] rank 0")
     others = [host for host, machine in zip(hosts, machines, strict=True) if machine != machines[0]]
-    found = reachable(hosts[0], others, towards)
+    found = reachable(hosts[0], others, source_address)
     if found is None:
         raise UsageError(
             "[cluster] rank 0: no address by which the other hosts could reach this one; set "

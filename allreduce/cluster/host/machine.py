@@ -71,9 +71,9 @@ def debugger_of_dead(pid: int) -> int:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:  # it is gone, or hidden from us
         return 0
-    told = dict(line.split(":", 1) for line in lines)
-    dead = told["State"].split()[0] == "Z"
-    return int(told["TracerPid"]) if dead else 0
+    status = dict(line.split(":", 1) for line in lines)
+    dead = status["State"].split()[0] == "Z"
+    return int(status["TracerPid"]) if dead else 0
 
 
 def children(pid: int) -> list[int]:

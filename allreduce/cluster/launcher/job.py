@@ -40,7 +40,7 @@ _NOTICE_SECONDS = 1.5
 _PROGRESS_SECONDS = 3.0  # until ranks that are still ending are named
 _UNREAD_SECONDS = 1.5  # for the output to be read, after a signal and the last rank's end
 _HELD_SECONDS = 0.2  # after SIGKILL, until looking for a debugger that holds a dead rank
-_LOOK_SECONDS = 1.5  # between looks for stopped ranks; the second one reports them
+_POLL_SECONDS = 1.5  # between looks for stopped ranks; the second one reports them
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # they end the job
 _HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # passed to the ranks unchanged
 _PAUSING = (signal.SIGTSTP, signal.SIGCONT)
@@ -188,7 +188,7 @@ class Job:
     def _begin_to_look(self) -> None:
         if self._stopped is None and not self._failed and self._stop is None:
             self._stopped = StoppedRanks(self._children)
-            self._after(_LOOK_SECONDS, self._look)
+            self._after(_POLL_SECONDS, self._look)
 
     def _look(self) -> None:
         """Say which ranks are stopped while others wait for them, which would go unseen."""
@@ -196,7 +196,7 @@ class Job:
         text = self._stopped.report()
         if text:
             self._tell(text)
-        self._after(_LOOK_SECONDS, self._look)
+        self._after(_POLL_SECONDS, self._look)
 
     def _forget_ended(self, source: int) -> None:
         if self._relays[source].ended:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from allreduce.cluster.host import limits
 from allreduce.cluster.host.address import LOOPBACK, check_loopback, check_secret, split
-from allreduce.cluster.host.interfaces import towards
+from allreduce.cluster.host.interfaces import source_address
 from allreduce.cluster.host.machine import identity
 from allreduce.cluster.host.waiting import Wait
 from allreduce.cluster.leader import leader_pb2 as pb
@@ -103,7 +103,7 @@ class Meeting:
             job=job,
             secret=self.secret,
             store=store,
-            address=towards(split(channel.address)[0]) or LOOPBACK,
+            address=source_address(split(channel.address)[0]) or LOOPBACK,
         )
 
     def _connect(self) -> tuple[LeaderChannel, str]:

@@ -25,8 +25,8 @@ from allreduce.events import logger
 
 REMEDY = "every rank has to call allreduce.init()"
 
-_LOOK_SECONDS = 0.25
-_LOOKS = 4  # looks in a row that must miss a rank: the launcher may still be starting it
+_POLL_SECONDS = 0.25
+_POLLS = 4  # looks in a row that must miss a rank: the launcher may still be starting it
 _LISTED = 8
 # Until the first rank that gives up ends the job: mpirun drops output that it has not forwarded.
 _FORWARDING_SECONDS, _AFTER_YOU_SECONDS = 0.3, 3.0
@@ -102,10 +102,10 @@ class ArrivalTracker:
         awake, missing = waiting.Awake(), 0
         while True:
             with contextlib.suppress(queue.Empty):
-                return over.get(timeout=_LOOK_SECONDS)
+                return over.get(timeout=_POLL_SECONDS)
             waited = awake.look()
             missing = missing + 1 if self._ended() else 0
-            if missing >= _LOOKS:
+            if missing >= _POLLS:
                 self._end_job(f"{self._ended()} ended before it had joined; {REMEDY}", leftovers)
             if waited >= timeout:
                 whom = self._late_anywhere() or "some rank"

@@ -41,7 +41,7 @@ INTERRUPT = "an interrupt"  # the reason that a program gives for its end
 _AFTER_YOU_SECONDS = 0.5
 _REASON_BYTES = 1000  # of the error that the launcher repeats
 Hook = Callable[[type[BaseException], BaseException, "TracebackType | None"], object]
-_LOOK_SECONDS = 0.05  # between looks whether other ranks of this host still end
+_POLL_SECONDS = 0.05  # between looks whether other ranks of this host still end
 
 
 class Watch:
@@ -179,7 +179,7 @@ class Watch:
         self._sign.close()
         others = self._others_signs()
         while time.monotonic() < self._until and any(map(_is_claimed, others)):
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     def _others_signs(self) -> list[str]:
         """Name the signs of other ranks that are ending."""
@@ -191,8 +191,8 @@ class Watch:
         """Tell the launcher if this rank ends because another one was lost."""
         if not self._launched or self._world is None:
             return
-        told = [] if error is None else traces.causes(error)
-        if any(isinstance(each, PeerLostError) for each in told):
+        chain = [] if error is None else traces.causes(error)
+        if any(isinstance(each, PeerLostError) for each in chain):
             with contextlib.suppress(AllreduceError):  # the leader is gone, too
                 self._world.store.set(VICTIM, b"")
 
@@ -202,8 +202,8 @@ class Watch:
         _flush()
         self._code, self._until = code, time.monotonic() + _grace()
         _failure = _failure or reason
-        for tell in _told_of_failure:
-            tell(reason)
+        for listener in _failure_listeners:
+            listener(reason)
         if self._launched and self._world is not None:
             with contextlib.suppress(AllreduceError):  # the leader is gone
                 self._world.store.set(ENDING, reason.encode()[:_REASON_BYTES])
@@ -284,12 +284,12 @@ class Watch:
 
 _watches: list[Watch] = []
 _failure = ""
-_told_of_failure: list[Callable[[str], None]] = []
+_failure_listeners: list[Callable[[str], None]] = []
 
 
-def on_failure(tell: Callable[[str], None]) -> None:
-    """Register `tell`, which is called with the error when this process begins to end."""
-    _told_of_failure.append(tell)
+def on_failure(listener: Callable[[str], None]) -> None:
+    """Register `listener`, which is called with the error when this process begins to end."""
+    _failure_listeners.append(listener)
 
 
 def note_failure(elsewhere: bool) -> None:

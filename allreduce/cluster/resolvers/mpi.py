@@ -124,13 +124,13 @@ def join_through(
     invitation = ""
     try:
         wait = _Wait(request.timeout, arrivals)
-        told = _whereabouts(mpi, comm, wait)
+        places = _gather_places(mpi, comm, wait)
         # All ranks have initialised MPI, and so mapped these files: after a SIGKILL no process
         # would remove them.
         library.unlink_segments(library.MAPPED_BY_ALL)
         if rank == 0:
             secret = request.secret or secrets.token_hex(32).encode()
-            invitation, hosted = _host(request, told, secret)
+            invitation, hosted = _host(request, places, secret)
         with importing():  # gRPC: by all ranks, while rank 0 starts the leader
             import_module("allreduce.cluster.leader.meeting")
         share = _share(comm, invitation, wait)
@@ -199,30 +199,30 @@ def _abort_unjoined(code: int) -> None:
     pmi.abort(code)
 
 
-def _whereabouts(mpi: Any, comm: Any, wait: _Wait) -> list[Any]:
+def _gather_places(mpi: Any, comm: Any, wait: _Wait) -> list[Any]:
     """Return every rank's host identity and interfaces, by rank; a collective call."""
     mine = json.dumps([identity(), interfaces()]).encode()
     lengths = bytearray(8 * comm.Get_size())
     _complete(comm, comm.Iallgather(len(mine).to_bytes(8, "big"), lengths), wait)
     counts = [int.from_bytes(lengths[at : at + 8], "big") for at in range(0, len(lengths), 8)]
     ends = list(accumulate(counts))
-    told = bytearray(ends[-1])
+    gathered = bytearray(ends[-1])
     starts = [0, *ends[:-1]]
-    into = [told, counts, starts, mpi.BYTE]
+    into = [gathered, counts, starts, mpi.BYTE]
     _complete(comm, comm.Iallgatherv([mine, mpi.BYTE], into), wait)
-    return [json.loads(told[start:end]) for start, end in zip(starts, ends, strict=True)]
+    return [json.loads(gathered[start:end]) for start, end in zip(starts, ends, strict=True)]
 
 
-def _host(request: Request, told: list[Any], secret: bytes) -> tuple[str, Any]:
+def _host(request: Request, places: list[Any], secret: bytes) -> tuple[str, Any]:
     """Start the leader on a free port; return the text for the others, also after a failure."""
     with importing():
         from allreduce.cluster.leader.service import Leader
 
-    machines = [machine for machine, _ in told]
-    hosts = [[Interface(*one) for one in listed] for _, listed in told]
+    machines = [machine for machine, _ in places]
+    hosts = [[Interface(*one) for one in listed] for _, listed in places]
     try:
         address = joined(leaders_address(machines, hosts), 0)
-        leader = Leader(address, len(told), secret, request.timeout, request.generation)
+        leader = Leader(address, len(places), secret, request.timeout, request.generation)
     except AllreduceError as error:
         return f"!{str(error).removeprefix('[cluster] ')}", None
     return f"{leader.address} {secret.hex()}", leader
@@ -235,10 +235,10 @@ def _share(comm: Any, invitation: str, wait: _Wait) -> tuple[str, str]:
         JoinError: Rank 0 could not start the leader.
         TimeoutError: Rank 0 did not answer.
     """
-    told = invitation.encode()
-    length = _broadcast(comm, len(told).to_bytes(8, "big"), wait)
-    told = told.ljust(int.from_bytes(length, "big"), b"\0")
-    text = _broadcast(comm, told, wait).decode()
+    encoded = invitation.encode()
+    length = _broadcast(comm, len(encoded).to_bytes(8, "big"), wait)
+    encoded = encoded.ljust(int.from_bytes(length, "big"), b"\0")
+    text = _broadcast(comm, encoded, wait).decode()
     if text.startswith("!"):
         raise JoinError(f"[cluster] rank {comm.Get_rank()}: rank 0 could not start: {text[1:]}")
     address, _, hexed = text.partition(" ")

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
 from allreduce.cluster.host.address import LOOPBACK, joined
-from allreduce.cluster.host.interfaces import towards_any
+from allreduce.cluster.host.interfaces import any_source_address
 from allreduce.cluster.host.launchers import in_step, step_size
 from allreduce.cluster.mpi import library
 from allreduce.cluster.mpi.arrival_tracker import ArrivalTracker, Seat
@@ -230,7 +230,7 @@ def listening_address(nodelist: str) -> str:
         JoinError: No local address leads to them.
     """
     others = expand(nodelist)[1:]
-    local = towards_any(others)
+    local = any_source_address(others)
     if local is None:
         raise JoinError(
             f"[cluster] rank 0: no local address leads to {', '.join(others[:3])}; "

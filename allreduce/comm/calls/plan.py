@@ -42,13 +42,13 @@ class Plan:
     def __str__(self) -> str:
         how = f"{self.algorithm} through {self.transport}"
         if self.chunk:
-            how += f", at most {in_units(self.chunk)} at a time"
+            how += f", at most {format_bytes(self.chunk)} at a time"
         if self.stores != "ordinary":
             how += f", {self.stores} stores"
         lines = [f"{self.call}: {how}"]
         lines += [f"  {number}. {step}" for number, step in enumerate(self.steps, 1)]
         figures = {"sends": self.sent, "staging memory": self.staging}
-        known = {name: in_units(value) for name, value in figures.items() if value is not None}
+        known = {name: format_bytes(value) for name, value in figures.items() if value is not None}
         if known:
             amounts = ", ".join(f"{name} {amount}" for name, amount in known.items())
             lines.append(f"  this rank: {amounts}")
@@ -59,7 +59,7 @@ class Plan:
         return "\n".join(lines)
 
 
-def in_units(nbytes: int) -> str:
+def format_bytes(nbytes: int) -> str:
     """Format a number of bytes: "512 KiB", "1.5 MiB", "12 bytes"."""
     for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if nbytes >= 1 << shift:

@@ -32,7 +32,7 @@ from allreduce.errors import (
 )
 
 _ABOUT_SECONDS = 0.5  # between a thread's start of a call and its wait
-_LOOK_SECONDS = 0.002
+_POLL_SECONDS = 0.002
 _waiting = (
     "_waiting"  # name of a work's lock; a forked child uses another, as the parent's may stay held
 )
@@ -166,7 +166,7 @@ class TransportWork(Work):
         while self.unmet and not self.awaited:
             if self.look() or time.monotonic() >= until:
                 return False
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         return self.unmet
 
 

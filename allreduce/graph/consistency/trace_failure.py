@@ -17,7 +17,7 @@ from allreduce.errors import AllreduceError, MismatchError
 
 _NO_STEP = "no step"  # starts the purpose of an exchange by ranks without a step
 _TOGETHER_SECONDS = 1.0  # within which ranks with the same failure arrive
-_LOOK_SECONDS = 0.002
+_POLL_SECONDS = 0.002
 _RAISED = " raised "
 
 
@@ -65,7 +65,7 @@ def all_alike(members: list[Communicator], error: Exception) -> bool:
         while not all(work.done() for work in works):
             if time.monotonic() > limit:
                 return False
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
     except AllreduceError:
         return False
     return True

@@ -56,9 +56,9 @@ def choose(node: Node, trace: object = None) -> Node:
             if asked is None and scope.trace == id(trace):
                 return replace(node, beside=scope.node)
             break
-        said = scope if isinstance(scope, DeviceName) else scope(node)
-        if said is not None:
-            name = DeviceName.parse(said)
+        chosen = scope if isinstance(scope, DeviceName) else scope(node)
+        if chosen is not None:
+            name = DeviceName.parse(chosen)
             asked = name if asked is None else asked.merge(name)
     return node if asked is None else replace(node, device=asked)
 

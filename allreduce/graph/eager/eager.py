@@ -202,7 +202,7 @@ class EagerTrace(Trace):
         feeds = [self._values[i] for i in node.inputs]
         if self._absent:
             feeds = [np.zeros_like(each) for each in feeds]
-        work = partial(eager_collectives.update, self._host, node, self._specs(node), self._said())
+        work = partial(eager_collectives.update, self._host, node, self._specs(node), self._facts())
 
         def update(brought: list[Any]) -> list[np.ndarray]:
             work(brought)
@@ -216,11 +216,11 @@ class EagerTrace(Trace):
         if self._lacks(source) or (self._absent and node.op == "all_reduce"):
             value = contribution_of_none(node, self._shape(node.spec))
         work = partial(
-            eager_collectives.exchange, self._host, node, self._specs(node), self._said()
+            eager_collectives.exchange, self._host, node, self._specs(node), self._facts()
         )
         return self._together(node, ([value], self._info), work)
 
-    def _said(self) -> Facts | None:
+    def _facts(self) -> Facts | None:
         """Summarise what must be equal on all ranks so far; None with one rank."""
         if len(self._host.devices) == self.replicas:
             return None

@@ -59,7 +59,7 @@ class Memory:
         sizes = [_bytes(*each) for each in zip(nodes, shapes, strict=True)]
         lives = [(block.first, block.last) for block, _ in blocks]
         offsets, total = pack(sizes, lives)
-        worst = at_worst(sizes, lives)
+        worst = blocks_at_peak(sizes, lives)
         # In words: the device knows them as long as the memory is there, and nodes know much.
         contents = [(sizes[i], describe_value(nodes[i], shapes[i])) for i in worst]
         pool = self._device(name).allocate(total, contents)
@@ -119,7 +119,7 @@ def _narrowest(beside: Sequence[tuple[int, int, int, int]], size: int) -> int:
     return end if best < 0 else best
 
 
-def at_worst(sizes: Sequence[int], lives: Sequence[Life]) -> list[int]:
+def blocks_at_peak(sizes: Sequence[int], lives: Sequence[Life]) -> list[int]:
     """List the blocks in use when most bytes are in use."""
     if not sizes:
         return []

@@ -110,17 +110,17 @@ class Queues:
 
         return done
 
-    def behind(self, node: Node, look: Callable[..., object]) -> Callable[..., object]:
+    def behind(self, node: Node, check: Callable[..., object]) -> Callable[..., object]:
         """Return a host function that first waits for a node's stream."""
         stream = self._streams.get(stream_of(node)) if self.any else None
         if stream is None:
-            return look
+            return check
 
-        def wait_and_look(*arguments: Any) -> None:
+        def wait_and_check(*arguments: Any) -> None:
             stream.hold().synchronize()
-            look(*arguments)
+            check(*arguments)
 
-        return wait_and_look
+        return wait_and_check
 
     def of(self, node: Node) -> Stream:
         """Return the stream that a copy from or to a device runs on."""

@@ -57,7 +57,7 @@ def end(frame: Frame, collective: int) -> None:
         if each in frame.received:
             frame.received[each]()
         if frame.watches:
-            look_at(frame, frame.facts.nodes[each])
+            check_value(frame, frame.facts.nodes[each])
 
 
 def order(frame: Frame, collective: int, stream: Stream | None) -> None:
@@ -147,20 +147,20 @@ def nbytes_of(frame: Frame, node: Node) -> int:
 def watched(frame: Frame, node: Node, step: Callable[[], None]) -> Callable[[], None]:
     """Return `step` so that it checks its value; collectives are checked when they end."""
     if node.op == "update_bucket":
-        look = look_at_parameters
+        check = check_parameters
     elif lookup(node.op).kind == "compute" and lookup(node.op).view is None:
-        look = look_at
+        check = check_value
     else:
         return step
 
-    def run_and_look() -> None:
+    def run_and_check() -> None:
         step()
-        look(frame, node)
+        check(frame, node)
 
-    return run_and_look
+    return run_and_check
 
 
-def look_at(frame: Frame, node: Node) -> None:
+def check_value(frame: Frame, node: Node) -> None:
     """Raise an error if the value of an operation or an ended collective is not finite.
 
     Raises:
@@ -177,7 +177,7 @@ def look_at(frame: Frame, node: Node) -> None:
             what = f"the sum of all replicas' gradients of {name!r}"
             numerics.check(what, node.source, gradient, [], _when(frame))
     if node.op in ("all_gather_bucket", "update_slices"):
-        look_at_parameters(frame, node)
+        check_parameters(frame, node)
 
 
 def _sums(frame: Frame, node: Node) -> Iterator[tuple[str, np.ndarray]]:
@@ -195,7 +195,7 @@ def _sums(frame: Frame, node: Node) -> Iterator[tuple[str, np.ndarray]]:
             yield span.name, part.reshape(span.shape) if part.size == span.size else part
 
 
-def look_at_parameters(frame: Frame, node: Node) -> None:
+def check_parameters(frame: Frame, node: Node) -> None:
     """Raise an error if parameters are not finite after an update.
 
     Raises:

@@ -128,7 +128,7 @@ def _section(section: Section, box: Box) -> str:
     mark, name = "∇ " if section.kind == BACKWARD else "", section.name
     lines = [section.does, *section.notes] if section.does else section.notes
     about = escape("\n".join([f"{mark}{name}", *lines]))
-    shown = [lines[0], "; ".join(lines[1:])] if lines[1:] else _over_two("".join(lines))
+    shown = [lines[0], "; ".join(lines[1:])] if lines[1:] else _in_two_lines("".join(lines))
     return "".join(
         [
             f"<g><title>{about}</title>",
@@ -242,7 +242,7 @@ def _short_name(mark: str, name: str) -> str:
     return f"{mark}…{name}"
 
 
-def _over_two(line: str) -> list[str]:
+def _in_two_lines(line: str) -> list[str]:
     """Break a line that is too long, at a comma."""
     first, rest = line, ""
     while not _fits(first, "s") and ", " in first:

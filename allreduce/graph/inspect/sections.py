@@ -20,11 +20,11 @@ FORWARD, BACKWARD, UPDATE = range(3)
 AFTER = "after "  # the prefix of a section between layers
 # With more layers than this, inner layers count as their model.
 _MOST = 10
-_UNSAID = (
+_UNNAMED = (
     *("store_gradient", "store_count", "read", "placeholder", "scan_result"),
     *("feed", "snapshot", "fetch"),
 )
-_CALLED = {
+_NAMES = {
     "all_reduce_bucket": "all-reduce",
     "gradient_norm": "norm of all gradients",
     "all_reduce_norm": "norm of all gradients",
@@ -108,12 +108,12 @@ class _Grouping:
         for node in nodes:
             if node.op not in (*ANYWHERE, "receive", "send"):
                 self._of[node.id] = section = self._section(node)
-                section.ops.update(_said(node))
+                section.ops.update(_op_names(node))
                 section.notes += _notes(node)
                 for inner in with_bodies([node]):
                     if inner is not node and inner.op not in (*ANYWHERE, "placeholder"):
                         repeated = self._repeated(inner, node)
-                        repeated.ops.update(_said(inner))
+                        repeated.ops.update(_op_names(inner))
                         self._link(repeated, section)
         for node in nodes:
             if node.id in self._of:
@@ -201,13 +201,13 @@ def _layer(part: str) -> str:
     return "" if part == LOSS else part.removeprefix(GRADIENT)
 
 
-def _said(node: Node) -> list[str]:
+def _op_names(node: Node) -> list[str]:
     """Name a node's work for people."""
-    if node.op in _UNSAID:
+    if node.op in _UNNAMED:
         return []
     if "chain" in node.attrs:  # of several, joined
         return [str(node.attrs["chain"])]
-    return [_CALLED.get(node.op, node.op)]
+    return [_NAMES.get(node.op, node.op)]
 
 
 def _notes(node: Node) -> list[str]:

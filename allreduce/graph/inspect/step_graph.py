@@ -61,8 +61,8 @@ class StepGraph:
 
 
 def _line(section: Section) -> str:
-    said = "; ".join([*([section.does] if section.does else []), *section.notes])
-    return f"{title(section):<40} {said}"
+    details = "; ".join([*([section.does] if section.does else []), *section.notes])
+    return f"{title(section):<40} {details}"
 
 
 def title(section: Section) -> str:

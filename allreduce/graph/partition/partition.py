@@ -147,13 +147,13 @@ def _copy_with_host(graph: Graph) -> Graph:
     A graph on CPUs stays as it is. `allreduce.data.staging` may copy a batch to the device before
     the step; the `feed` instruction then passes it on.
     """
-    if not any(_is_far(node) for node in graph.nodes):
+    if not any(_is_off_host(node) for node in graph.nodes):
         return graph
     rewriter = Rewriter(graph)
     fed: dict[int, int] = {}  # of each input: the new one
     for node in graph.nodes:
         fed[node.id] = rewriter.keep(node)
-        if node.op == "placeholder" and _is_far(node):
+        if node.op == "placeholder" and _is_off_host(node):
             made = rewriter.add(node, op="feed", inputs=(fed[node.id],), attrs={}, control=())
             rewriter.moved[node.id] = made
     outputs = [_fetched(rewriter, graph.nodes[i]) for i in graph.outputs]
@@ -164,7 +164,7 @@ def _copy_with_host(graph: Graph) -> Graph:
 def _fetched(rewriter: Rewriter, node: Node) -> int:
     """Copy an output to the host; returns the copy's id."""
     value = rewriter.moved[node.id]
-    if not _is_far(node):
+    if not _is_off_host(node):
         return value
     if not _is_computed(node, rewriter.old):  # the next step changes its memory
         value = rewriter.add(node, op="snapshot", inputs=(value,), attrs={}, control=())
@@ -178,5 +178,5 @@ def _is_computed(node: Node, graph: Graph) -> bool:
     return lookup(node.op).kind == "compute"
 
 
-def _is_far(node: Node) -> bool:
+def _is_off_host(node: Node) -> bool:
     return node.device is not None and not node.device.on_host

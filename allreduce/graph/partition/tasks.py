@@ -48,7 +48,7 @@ def task_name(task: DeviceName) -> str:
 
 
 def _part(whole: Graph, task: DeviceName) -> Part:
-    needed = {node.id for node in whole.nodes if _is_of(node, task)}
+    needed = {node.id for node in whole.nodes if _belongs_to(node, task)}
     # Constants are made wherever they are read.
     needed.update(i for node in whole.nodes if node.id in needed for i in node.inputs)
     rewriter = Rewriter(whole)
@@ -58,7 +58,7 @@ def _part(whole: Graph, task: DeviceName) -> Part:
     for node in whole.nodes:
         if node.id not in needed:
             continue
-        if not _is_of(node, task):
+        if not _belongs_to(node, task):
             rewriter.keep(node, device=home)
             continue
         is_transfer = node.op in ("send", "receive")
@@ -70,7 +70,7 @@ def _part(whole: Graph, task: DeviceName) -> Part:
         if is_transfer or node.id in whole.effects:
             effects.append(kept)
     feeds = [n for n, i in enumerate(whole.inputs) if i in rewriter.moved]
-    fetches = [n for n, i in enumerate(whole.outputs) if _is_of(whole.nodes[i], task)]
+    fetches = [n for n, i in enumerate(whole.outputs) if _belongs_to(whole.nodes[i], task)]
     graph = Graph(
         tuple(rewriter.nodes),
         tuple(rewriter.moved[whole.inputs[n]] for n in feeds),
@@ -80,5 +80,5 @@ def _part(whole: Graph, task: DeviceName) -> Part:
     return Part(graph, tuple(feeds), tuple(fetches))
 
 
-def _is_of(node: Node, task: DeviceName) -> bool:
+def _belongs_to(node: Node, task: DeviceName) -> bool:
     return task_of(node) == task

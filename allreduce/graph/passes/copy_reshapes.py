@@ -60,10 +60,10 @@ def _copies(node: Node, x: np.ndarray) -> bool:
         return False
     if not lookup("reshape_copy").runs_on(node.device.kind):
         return False
-    return not can_look(x, concrete(node.spec.shape, _ROWS, _ROWS))
+    return not can_view(x, concrete(node.spec.shape, _ROWS, _ROWS))
 
 
-def can_look(x: np.ndarray, shape: Sequence[int]) -> bool:
+def can_view(x: np.ndarray, shape: Sequence[int]) -> bool:
     """Return whether an array can be viewed in another shape.
 
     Between two axes whose memory is not contiguous, the new shape must have a border too.

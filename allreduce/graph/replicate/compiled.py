@@ -121,12 +121,12 @@ def compile_step(host: LocalReplicas, fn: Callable[..., Any], arguments: Argumen
         compared = shares and not any(node.op == "apply_gradients" for node in graph.nodes)
         if pass_switches.is_on("prune"):  # a result of only one rank may be a collective's value
             graph = passes.prune(graph)
-        said = summary(graph) if several_ranks else None
+        facts = summary(graph) if several_ranks else None
         variables = compared_variables(graph) if several_ranks else ()
         host.rank_digest.involve(variables)
         agreement = None
-        if said is not None and compared:
-            agreement = StepDigest(said, joins_rows(graph.nodes))
+        if facts is not None and compared:
+            agreement = StepDigest(facts, joins_rows(graph.nodes))
         if agreement is not None:  # as ranks do that traced it before
             compare(host, agreement, arguments.rows_per_replica is not None)
         synchronize(host, _variables(graph))
@@ -134,7 +134,7 @@ def compile_step(host: LocalReplicas, fn: Callable[..., Any], arguments: Argumen
         _settle(graph)  # the ones that no optimizer holds yet
         accumulates = any(rule.gradient_accumulation > 1 for rule, _ in updates)
         finishes = any(node.op == "apply_gradients" and not node.inputs for node in graph.nodes)
-        graph, executors = _in_buckets(host, _optimized(graph), updates, said)
+        graph, executors = _in_buckets(host, _optimized(graph), updates, facts)
         return Compiled(
             *(graph, executors, returned, updates, agreement, placed),
             compared_variables=variables,
@@ -147,17 +147,17 @@ def _in_buckets(
     host: LocalReplicas,
     graph: Graph,
     updates: list[tuple[UpdateRule, ArenaPlan]],
-    said: Facts | None,
+    facts: Facts | None,
 ) -> tuple[Graph, list[Executor]]:
     """Cut an optimized graph's updates into buckets, and prepare every local replica for it."""
     plans = [plan for _, plan in updates]
     graph = passes.bucket(graph, plans, host.num_replicas_in_sync)
-    if said is not None:
+    if facts is not None:
         graph = passes.order_collectives(graph)
     graph = partition(graph)
     program = _program(graph)
     executors = [
-        Executor(program, each, {id(plan): plan.arenas[each.index] for plan in plans}, said)
+        Executor(program, each, {id(plan): plan.arenas[each.index] for plan in plans}, facts)
         for each in host.replicas
     ]
     return graph, executors

@@ -28,7 +28,7 @@ from allreduce.graph.update.sharded_update import (
     gather_slots,
     joined_slots,
     maps_slots,
-    spread_error,
+    sharded_slots_error,
 )
 from allreduce.graph.update.update import LocalReplicas, UpdateRule
 from allreduce.reduction import (
@@ -150,7 +150,7 @@ class ArenaPlan:
             return self._gathered.whole(first, self.layout, buckets)
         if buckets and not self._is_whole:
             if len(self.arenas) < self._replicas:
-                raise spread_error()
+                raise sharded_slots_error()
             return joined_slots(self.arenas, buckets)
         return {name: read(array) for name, array in first.slots.items()}
 

@@ -272,15 +272,15 @@ def _step(scan: Node, asked: Collection[int]) -> Iterator[tuple[str, Fact]]:
 
 def _words(graph: Graph, node: Node, numbers: dict[int, int]) -> str:
     reads = [f"%{numbers[i]}" for i in node.inputs]
-    told = ((key, _without_sizes(value)) for key, value in sorted(node.attrs.items()))
-    said = [f"{key}={value!r}" for key, value in told if _is_said(key, value)]
+    attrs = ((key, _without_sizes(value)) for key, value in sorted(node.attrs.items()))
+    parts = [f"{key}={value!r}" for key, value in attrs if _is_shown(key, value)]
     if node.op in _OF_VARIABLES:
-        said = [repr(own_part(node.attrs["variable"].name))]
+        parts = [repr(own_part(node.attrs["variable"].name))]
     elif node.op == "scan":
-        said = _of_scan(node.attrs["body"])
+        parts = _of_scan(node.attrs["body"])
     elif node.op == "scan_result":
-        said = [_of_result(graph.nodes[node.inputs[0]].attrs["body"], node.attrs["index"])]
-    return f"{node.op}({', '.join([*reads, *said])}) {node.spec.dtype.name}"
+        parts = [_of_result(graph.nodes[node.inputs[0]].attrs["body"], node.attrs["index"])]
+    return f"{node.op}({', '.join([*reads, *parts])}) {node.spec.dtype.name}"
 
 
 def _of_scan(body: Body) -> list[str]:
@@ -303,5 +303,5 @@ def _without_sizes(value: Any) -> Any:
     return f"{value.size} strides={value.strides} dilation={value.dilation} padding={padding}"
 
 
-def _is_said(key: str, value: Any) -> bool:
+def _is_shown(key: str, value: Any) -> bool:
     return key in _PLACES or isinstance(value, str | bool | float)

@@ -165,7 +165,7 @@ def choose_mode(communicator: Communicator, layout: Layout, bucket: Bucket) -> S
     return ShardMode.SCATTERED if rings else ShardMode.SUMMED
 
 
-def spread_error() -> UsageError:
+def sharded_slots_error() -> UsageError:
     """Return the error for saving slots that this process does not have."""
     return UsageError(
         "each rank has only its own slices of this optimizer's slots, because of "

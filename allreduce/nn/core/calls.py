@@ -79,14 +79,14 @@ def check_size(path: str, shape: Sequence[int]) -> None:
 def check_made(layer: object) -> None:
     """Refuse a layer whose constructor did not call `super().__init__()`."""
     if not _is_made(layer):
-        raise UsageError(f"{_unmade(layer)} first")
+        raise UsageError(f"{_not_constructed(layer)} first")
 
 
 def check_attributes(layer: object, name: str) -> None:
     """Say why such a layer lacks an attribute."""
     if not _is_made(layer):
         raise AttributeError(
-            f"{_unmade(layer)} before self.{name} is asked for", name="", obj=layer
+            f"{_not_constructed(layer)} before self.{name} is asked for", name="", obj=layer
         )
 
 
@@ -94,7 +94,7 @@ def _is_made(layer: object) -> bool:
     return "replicator" in vars(layer)
 
 
-def _unmade(layer: object) -> str:
+def _not_constructed(layer: object) -> str:
     return f"{type(layer).__name__}.__init__ has to call super().__init__()"
 
 

@@ -42,7 +42,7 @@ def check(layer: Any, config: Any) -> None:
         return  # it may use the config as it likes
     signature = inspect.signature(kind)
     if not issubclass(_definer(kind, "get_config"), _definer(kind, "__init__")):
-        for name in _to_be_told(kind, signature):
+        for name in _required_arguments(kind, signature):
             if name not in config:
                 raise _refusal(
                     layer, f"its constructor takes {name!r}, which get_config leaves out"
@@ -53,7 +53,7 @@ def check(layer: Any, config: Any) -> None:
         raise _refusal(layer, f"its constructor does not take its config ({error})") from None
 
 
-def _to_be_told(kind: type, signature: inspect.Signature) -> list[str]:
+def _required_arguments(kind: type, signature: inspect.Signature) -> list[str]:
     """List the arguments that a config must contain: "*factors" for unnamed ones."""
     parameters = signature.parameters.values()
     names = [each.name for each in parameters if each.kind in NAMED]

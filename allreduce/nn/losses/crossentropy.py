@@ -35,7 +35,7 @@ def categorical_crossentropy(
         ShapeError: The shapes differ.
     """
     truth, prediction = same_shape("categorical_crossentropy", y_true, y_pred)
-    truth = _spread("categorical_crossentropy", truth, label_smoothing)
+    truth = _with_label_smoothing("categorical_crossentropy", truth, label_smoothing)
     logits = prediction if from_logits else ops.logits_of(prediction)
     if logits is not None:
         return ops.softmax_cross_entropy(truth, logits)
@@ -96,7 +96,7 @@ def categorical_focal_crossentropy(
     """
     name = "categorical_focal_crossentropy"
     truth, prediction = same_shape(name, y_true, y_pred)
-    truth = _spread(name, truth, label_smoothing)
+    truth = _with_label_smoothing(name, truth, label_smoothing)
     logs = ops.log_softmax(prediction) if from_logits else _logs(prediction)
     factor = alpha * ops.power(1 - ops.exp(logs), gamma)
     return ops.negative(ops.sum(factor * truth * logs, axis=-1))
@@ -111,7 +111,7 @@ def binary_crossentropy(
         y_true: 0 or 1, or probabilities between; `(batch, n)` or `(batch,)`.
         y_pred: Of the same shape: the probability of 1.
         from_logits: Whether `y_pred` are logits, before a sigmoid.
-        label_smoothing: Moves labels towards 1/2: 0 becomes half of it.
+        label_smoothing: Moves labels source_address 1/2: 0 becomes half of it.
 
     Raises:
         ShapeError: The shapes differ.
@@ -176,7 +176,7 @@ def _binary(truth: Tensor, prediction: Tensor, from_logits: bool) -> Tensor:
     return ops.negative(truth * ops.log(share) + (1 - truth) * ops.log(1 - share))
 
 
-def _spread(name: str, truth: Tensor, label_smoothing: float) -> Tensor:
+def _with_label_smoothing(name: str, truth: Tensor, label_smoothing: float) -> Tensor:
     """Spread a share of each row evenly over all classes."""
     smoothing = check_fraction(name, label_smoothing)
     return truth * (1 - smoothing) + smoothing / _classes(truth) if smoothing else truth

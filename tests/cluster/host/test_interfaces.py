@@ -41,7 +41,7 @@ def test_a_leader_for_one_host_stays_on_it() -> None:
 
 
 def test_hosts_that_nothing_connects_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interfaces, "towards", nowhere)
+    monkeypatch.setattr(interfaces, "source_address", nowhere)
     with pytest.raises(UsageError, match=r"set ALLREDUCE_TCP_INTERFACE .* there are lo"):
         leaders_address(["a", "b"], [on("10.1.0.1"), on("10.2.0.1")])
 

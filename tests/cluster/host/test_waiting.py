@@ -110,7 +110,7 @@ def test_the_launcher_says_that_a_rank_is_stopped_before_it_has_joined(tmp_path:
     stop += "print(os.getpid(), flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
     launch = "from allreduce.cluster.host import waiting\nwaiting.WARN_SECONDS = 0.3\n"
     launch += "from allreduce.cluster.launcher import job\n"
-    launch += "job._LOOK_SECONDS = 0.05\nfrom allreduce.run import app\napp()"
+    launch += "job._POLL_SECONDS = 0.05\nfrom allreduce.run import app\napp()"
     command = [sys.executable, "-c", launch, "-n", "2", str(script(tmp_path, stop))]
     with running(command) as process:
         pid = int(process.line().split()[1])

@@ -15,7 +15,7 @@ import allreduce as ar
 from allreduce import ops
 from allreduce.errors import OutOfMemoryError
 from allreduce.graph.core import op_table
-from allreduce.graph.passes.copy_reshapes import can_look
+from allreduce.graph.passes.copy_reshapes import can_view
 from allreduce.graph.replicate.owner import current_replicator
 
 
@@ -40,7 +40,7 @@ def _seen(draw: st.DrawFn) -> tuple[np.ndarray, list[int]]:
 @given(_seen())
 def test_it_is_known_whether_numpy_copies(drawn: tuple[np.ndarray, list[int]]) -> None:
     x, shape = drawn
-    assert can_look(x, shape) == np.may_share_memory(x, x.reshape(shape))
+    assert can_view(x, shape) == np.may_share_memory(x, x.reshape(shape))
 
 
 def _heads(x: Any) -> Any:

@@ -18,7 +18,7 @@ from allreduce.graph import Variable, device, function, minimize, ops, passes, s
 from allreduce.graph.core import pass_switches
 from allreduce.graph.core.spec import BATCH, Spec, concrete
 from allreduce.graph.core.tensor import Tensor
-from allreduce.graph.execute.memory import Memory, at_worst, pack
+from allreduce.graph.execute.memory import Memory, blocks_at_peak, pack
 from allreduce.graph.ops.collective import all_reduce
 from allreduce.graph.partition.partition import partition
 from allreduce.graph.placement.placement import place
@@ -185,7 +185,7 @@ def test_blocks_in_use_at_the_same_time_never_overlap(drawn: list[tuple[int, int
             at_once = lives[a][0] <= lives[b][1] and lives[b][0] <= lives[a][1]
             apart = offsets[a] + sizes[a] <= offsets[b] or offsets[b] + sizes[b] <= offsets[a]
             assert apart or not at_once or not sizes[a] or not sizes[b]
-    assert total >= sum(sizes[i] for i in at_worst(sizes, lives))
+    assert total >= sum(sizes[i] for i in blocks_at_peak(sizes, lives))
 
 
 def test_a_deep_network_takes_hardly_more_than_it_needs_at_its_worst_moment() -> None:

@@ -20,7 +20,7 @@ from allreduce.errors import AllreduceError, Finding
 
 _VERDICT_SECONDS = 0.3  # for the channel to detect the fault itself; longer for a mismatch:
 _MISMATCH_SECONDS = 0.8  # others may have to post their calls first
-_LOOK_SECONDS = 0.002
+_POLL_SECONDS = 0.002
 
 
 class HierarchicalFailureReporter(TcpFailureReporter):
@@ -108,7 +108,7 @@ class ControlChannel(TcpTransport):
         """Wait for the communicator's end; return whether it came in time."""
         limit = time.monotonic() + seconds
         while self.verdict() is None and time.monotonic() < limit:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         return self.verdict() is not None
 
     def missing(self, agreed: TcpWork, absent: list[int]) -> str:

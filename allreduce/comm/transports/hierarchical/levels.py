@@ -225,7 +225,7 @@ class ChainQueue:
         for level in self._levels.values():
             level.queue.clear()
 
-    def under_way(self) -> list[tuple[LevelWork, Level, TcpWork]]:
+    def running_works(self) -> list[tuple[LevelWork, Level, TcpWork]]:
         """Return the levels' calls in flight, each with its level and the caller's call.
 
         The first delays the others.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from allreduce.comm.calls.call import MESSAGES, Call, item_bytes
-from allreduce.comm.calls.plan import Plan, in_units
+from allreduce.comm.calls.plan import Plan, format_bytes
 from allreduce.comm.transports.hierarchical.chains import make_chains
 from allreduce.comm.transports.hierarchical.layout import Layout
 from allreduce.comm.transports.hierarchical.steps import MEMORY, Chain, Copies, Division, Step
@@ -50,7 +50,7 @@ def _words(step: Step | Copies | Division, chain: Chain) -> str:
     if isinstance(step, Division):
         return f"divide the sum by {step.by}"
     count = sum(source.count for source, _ in step.pairs)
-    return f"copy {in_units(count * item_bytes(chain.dtype))} into order"
+    return f"copy {format_bytes(count * item_bytes(chain.dtype))} into order"
 
 
 def _working_memory(chains: tuple[Chain, ...]) -> int:

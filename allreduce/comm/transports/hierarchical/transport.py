@@ -45,7 +45,7 @@ from allreduce.errors import ClosedError, Finding, UsageError
 
 # A wait in mpi also drives the host's calls, which need this thread; tcp calls need none.
 _URGENCY = ("mpi", "shared", "tcp")
-_LOOK_SECONDS = 0.005  # between checks for failures
+_POLL_SECONDS = 0.005  # between checks for failures
 _YIELD_SECONDS = 2.0  # for another member, which knows more, to give up first
 _END = "the hierarchical communicator that this belongs to has ended"
 _LATER = ("mismatch", "left")  # faults that do not end calls that all members have posted
@@ -201,10 +201,10 @@ class HierarchicalTransport(Transport):
     def _pause(self, work: HierarchicalWork, seconds: float) -> None:
         """Wait for at most `seconds` for an event that allows progress."""
         with self._lock:
-            under_way = self._runs.under_way()
+            running_works = self._runs.running_works()
         try:
-            if under_way:
-                urgent = min(under_way, key=lambda one: _URGENCY.index(one[1].transport.name))
+            if running_works:
+                urgent = min(running_works, key=lambda one: _URGENCY.index(one[1].transport.name))
                 held, _, agreed = urgent
                 guarded(partial(held.pause, seconds), agreed)
             elif not work.agreed.native.done:
@@ -221,7 +221,7 @@ class HierarchicalTransport(Transport):
             raise ClosedError(f"{self._control.where}: the communicator is closed")
         if not self._dead:
             now = time.monotonic()
-            if now - self._looked < _LOOK_SECONDS:
+            if now - self._looked < _POLL_SECONDS:
                 return
             self._looked = now
             verdict = self._control.verdict()
@@ -268,7 +268,7 @@ class HierarchicalTransport(Transport):
             absent = work.agreed.absent()
         else:
             with self._lock:
-                first = self._runs.under_way()[:1]
+                first = self._runs.running_works()[:1]
             absent = [level.numbers[member] for held, level, _ in first for member in held.absent()]
         return [member for member in absent if member != self.index]
 

@@ -14,7 +14,7 @@ from allreduce.events import logger
 # A longer wait is announced to the others with the awaited member. They may wait for this member,
 # and the culprit is at the end of the chain of waits.
 _ANNOUNCE_SECONDS = 1.0
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 
 
 class WaitMonitor:
@@ -49,7 +49,7 @@ class WaitMonitor:
         waited = self.waited
         if waited < self._look_at:
             return
-        self._look_at = waited + _LOOK_SECONDS
+        self._look_at = waited + _POLL_SECONDS
         self._announced = True
         self._control.tell_awaited(self._delaying())
         if waited >= native.WARN_SECONDS and not self._warned:

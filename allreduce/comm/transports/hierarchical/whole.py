@@ -70,12 +70,12 @@ def all_reduce(build: Builder, chunk: Part) -> None:
             build.copy((reduced, chunk))
         return
     result = build.allocate(chunk.count) if build.wide else chunk
-    _spread(build, lanes, reduced, result)
+    _distribute(build, lanes, reduced, result)
     if build.wide:
         build.copy((result, chunk))
 
 
-def _spread(build: Builder, lanes: Lanes, mine: Part, result: Part) -> None:
+def _distribute(build: Builder, lanes: Lanes, mine: Part, result: Part) -> None:
     """Distribute the lanes' shares within the host."""
     if lanes.only is None:
         build.step("out", "all_gather", result.count, mine, result, counts=lanes.counts)
@@ -126,4 +126,4 @@ def broadcast(build: Builder, chunk: Part) -> None:
         target = chunk if mine.array == "x" else mine
         build.step("across", "broadcast", mine.count, mine, target, root=root)
     if len(build.mates) > 1:
-        _spread(build, lanes, mine, chunk)
+        _distribute(build, lanes, mine, chunk)

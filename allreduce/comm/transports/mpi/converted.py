@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm.calls.call import Array, Call
-from allreduce.comm.calls.plan import Plan, Topology, in_units
+from allreduce.comm.calls.plan import Plan, Topology, format_bytes
 from allreduce.comm.transports.mpi.types import REDUCING, Range, cut, wire_dtype
 from allreduce.errors import OutOfMemoryError
 
@@ -91,7 +91,7 @@ class Piece:
         self._mine = part.root in (None, rank)
         source = x[part.begin : part.begin + part.count]
         logical = str(self._call.op).startswith("logical")
-        with _roomy(self._call, part.count * np.dtype(self._wire).itemsize, self._wire):
+        with _explaining_memory(self._call, part.count * np.dtype(self._wire).itemsize, self._wire):
             self._buffer = (source != 0 if logical else source).astype(self._wire)
             if part.shares is not None:
                 return self._scatter(part.shares, comm, rank, op)
@@ -121,12 +121,12 @@ class Piece:
 
 
 @contextlib.contextmanager
-def _roomy(call: Call, nbytes: int, wire: str) -> Iterator[None]:
+def _explaining_memory(call: Call, nbytes: int, wire: str) -> Iterator[None]:
     try:
         yield
     except MemoryError as error:
         raise OutOfMemoryError(
-            f"{call}: no memory for {in_units(nbytes)}, in which {call.dtype} is reduced as "
+            f"{call}: no memory for {format_bytes(nbytes)}, in which {call.dtype} is reduced as "
             f"{wire}; free some on this rank's host, or run fewer ranks there"
         ) from error
 
@@ -145,8 +145,8 @@ def plan_mpi(call: Call, topology: Topology) -> Plan:
     chunk = max(sizes) if len(found) > 1 else 0
     number = f"in {len(found)} pieces, one after the other" if chunk else "in one piece"
     convert = (
-        f"convert {call.dtype} to {wire}, which MPI reduces, {number}: {in_units(sum(sizes))} in "
-        f"all, with {in_units(max(sizes))} of memory; and the results back"
+        f"convert {call.dtype} to {wire}, which MPI reduces, {number}: {format_bytes(sum(sizes))} "
+        f"in all, with {format_bytes(max(sizes))} of memory; and the results back"
     )
     shown = (agree, convert, *steps)
     return Plan(str(call), "mpi", "mpi", shown, chunk=chunk, staging=max(sizes))

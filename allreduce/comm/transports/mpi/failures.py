@@ -47,12 +47,12 @@ class FailureState:
         self._raised = True
         raise self.failure
 
-    def fail(self, error: AllreduceError, told: Finding | None = None) -> None:
-        """End the communicator, and report `told` to the others if it is given."""
+    def fail(self, error: AllreduceError, report: Finding | None = None) -> None:
+        """End the communicator, and report `report` to the others if it is given."""
         if not self.failed:
             self.failure = error
-            if told is not None:
-                self.announce(told)
+            if report is not None:
+                self.announce(report)
 
     def announce(self, finding: Finding) -> None:
         """Tell the others of this member's end."""

@@ -82,8 +82,8 @@ class Message:
         if (count, name) != (self.call.count, self.call.dtype):
             rank = self.comm.Get_rank()
             sent = Call("send", None, name, count, rank, self.call.group, tag=tag)
-            told = Note.unpack(note.rstrip(b"\0"))
-            first = Side(f"rank {source}", sent, told)
+            sender_note = Note.unpack(note.rstrip(b"\0"))
+            first = Side(f"rank {source}", sent, sender_note)
             second = Side(f"rank {rank}", self.call, Note.unpack(self.note))
             raise MismatchError(story("a message", first, second))
         self._requests += [self.comm.Irecv(part, source, tag) for part in self._parts()]

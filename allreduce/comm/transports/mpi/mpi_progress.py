@@ -85,7 +85,7 @@ def moving() -> bool:
 # Seconds between polls while no thread is in MPI: short at first, so that a message is noticed
 # soon, then long enough to cost a computing program nothing.
 _NAP_SECONDS, _LONGEST_NAP_SECONDS = 0.001, 0.1
-_LOOKS = 100  # at a time: each moves one message on
+_POLLS = 100  # at a time: each moves one message on
 _BUSY_NAP_SECONDS = 0.01  # while somebody is: an entrance more often would cost them turns
 _LEAVE_SECONDS = 5.0
 
@@ -128,7 +128,7 @@ def _poll(mpi: Any) -> None:
         with entered:
             # For no message there is, so that MPI goes on with all that it holds. On COMM_SELF
             # MPICH only looks into a queue.
-            for _ in range(_LOOKS):
+            for _ in range(_POLLS):
                 if _over.is_set():
                     return
                 world.Iprobe(mpi.ANY_SOURCE, tag)

@@ -60,12 +60,12 @@ def _meet(world: World, local_members: int, name: str, timeout: float) -> tuple[
     finally:
         facts = json.dumps([mine, trouble]).encode()
         answers = world.exchange(f"mpi/{name}/members", facts, timeout)
-    told = [json.loads(answer) for answer in answers]
+    decoded = [json.loads(answer) for answer in answers]
     where = f"[mpi] {world.called()}"
-    for _, other in told:
+    for _, other in decoded:
         if other:
             raise UsageError(f"{where}: another rank cannot take part: {other}")
-    return mpi, [rank for rank, _ in told]
+    return mpi, [rank for rank, _ in decoded]
 
 
 def _library(world: World, local_members: int, timeout: float) -> Any:

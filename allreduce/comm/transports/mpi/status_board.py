@@ -25,7 +25,7 @@ _ANSWER_SECONDS = 1.0  # in which all members have noticed that a call differs
 # The process that holds the store may be busy for long, or be stopped, and may itself be the
 # awaited one. Then there is no news, and the wait goes on. Messages to the user, and those at the
 # end, may take longer.
-_LOOK_SECONDS, _TELL_SECONDS = 0.45, 1.0
+_POLL_SECONDS, _TELL_SECONDS = 0.45, 1.0
 
 
 @lru_cache(maxsize=1024)
@@ -93,7 +93,7 @@ class StatusBoard:
         Raises:
             PeerLostError: A member died.
         """
-        until = time.monotonic() + _LOOK_SECONDS
+        until = time.monotonic() + _POLL_SECONDS
         return self._notice("news") or self._notice("left", max(0.0, until - time.monotonic()))
 
     def departure(self, peer: int) -> Notice | None:
@@ -129,7 +129,7 @@ class StatusBoard:
         Args:
             last: The number of the last call that all members have made, and the call.
         """
-        told, until = [], time.monotonic() + _TELL_SECONDS
+        lines, until = [], time.monotonic() + _TELL_SECONDS
 
         def get(key: str) -> str | None:
             return self._get(key, max(0.0, until - time.monotonic()))
@@ -146,9 +146,9 @@ class StatusBoard:
                 did = f"waits in call {call} #{number}"
             message = get(f"message/{rank}")
             did = f"{did}, and waits in a {message}" if message else did
-            told.append(f"{self.world.called(rank)} {did} ({self._state(rank)})")
+            lines.append(f"{self.world.called(rank)} {did} ({self._state(rank)})")
         return (
-            "; ".join(told)
+            "; ".join(lines)
             or f"all ranks wait in it, but MPI has not completed it{self.stopped_text()}"
         )
 
@@ -156,8 +156,8 @@ class StatusBoard:
         """Say which processes are not just running."""
         called = self.world.called
         states = [(called(rank), self._state(rank)) for rank in range(self.world.size)]
-        told = [f"{rank}: {state}" for rank, state in states if STOPPED in state]
-        return f" ({'; '.join(told)})" if told else ""
+        stopped = [f"{rank}: {state}" for rank, state in states if STOPPED in state]
+        return f" ({'; '.join(stopped)})" if stopped else ""
 
     def _state(self, rank: int) -> str:
         member = self.world.members[rank]
@@ -167,15 +167,15 @@ class StatusBoard:
 
     def post_call(self, seq: int, call: Call, note: bytes, mark: int) -> None:
         """Publish this member's version of call `seq`, on which members disagree."""
-        told = {"call": asdict(call), "note": note.decode(errors="replace"), "mark": mark}
+        content = {"call": asdict(call), "note": note.decode(errors="replace"), "mark": mark}
         with contextlib.suppress(AllreduceError):
-            self._post(f"call/{seq}/{self.world.rank}", json.dumps(told))
+            self._post(f"call/{seq}/{self.world.rank}", json.dumps(content))
 
     def mismatch_error(self, where: str, seq: int) -> AllreduceError:
         """Build the error for call `seq`, in which members disagree: the same on all of them."""
-        told = [self._version(f"call/{seq}/{rank}") for rank in range(self.world.size)]
-        known = [rank for rank, each in enumerate(told) if each is not None]
-        odd = [rank for rank in known if told[rank]["mark"] != told[known[0]]["mark"]]
+        versions = [self._version(f"call/{seq}/{rank}") for rank in range(self.world.size)]
+        known = [rank for rank, each in enumerate(versions) if each is not None]
+        odd = [rank for rank in known if versions[rank]["mark"] != versions[known[0]]["mark"]]
         if not odd:  # of members that can report no more, unless they did before
             with contextlib.suppress(AllreduceError):
                 notice = self.latest_end()
@@ -183,15 +183,15 @@ class StatusBoard:
                     current, member = f"call #{seq}", self.world.called(notice.rank)
                     return notice.error(where, current, member, ORDERED)
             return build_error(where, Finding("mismatch", f"ranks made different calls #{seq}"))
-        first, second = (self._side(rank, told[rank]) for rank in (known[0], odd[0]))
+        first, second = (self._side(rank, versions[rank]) for rank in (known[0], odd[0]))
         return mismatch(where, f"call #{seq}", first, second)
 
-    def _side(self, rank: int, told: Any) -> Side:
-        fields: dict[str, Any] = told["call"]
+    def _side(self, rank: int, version: Any) -> Side:
+        fields: dict[str, Any] = version["call"]
         for name in ("counts", "receives"):
             fields[name] = None if fields[name] is None else tuple(fields[name])
         here = rank == self.world.rank
-        note = Note.unpack(told["note"].encode())
+        note = Note.unpack(version["note"].encode())
         return Side(self.world.called(rank), Call(**fields), note, here, rank)
 
     def _version(self, key: str) -> Any:
@@ -200,11 +200,11 @@ class StatusBoard:
         except AllreduceError:  # a member that cannot report any more
             return None
 
-    def _notice(self, key: str, patience: float = _LOOK_SECONDS) -> Notice | None:
+    def _notice(self, key: str, patience: float = _POLL_SECONDS) -> Notice | None:
         text = self._get(key, patience)
         return None if text is None else Notice(**json.loads(text))
 
-    def _get(self, key: str, patience: float = _LOOK_SECONDS) -> str | None:
+    def _get(self, key: str, patience: float = _POLL_SECONDS) -> str | None:
         with contextlib.suppress(SilentError):
             found = self.world.store.try_get(self._key(key), patience)
             return None if found is None else found.decode()

@@ -253,8 +253,8 @@ class MpiTransport(Transport):
             self._failure_state.fail(error)
         else:
             text = monitor.timeout_text()
-            told = Finding("timeout", f"{self._board.world.called()} {text}")
-            self._failure_state.fail(build_error(self._where, Finding("timeout", text)), told)
+            report = Finding("timeout", f"{self._board.world.called()} {text}")
+            self._failure_state.fail(build_error(self._where, Finding("timeout", text)), report)
         self._check()
 
     def _check_usable(self) -> None:

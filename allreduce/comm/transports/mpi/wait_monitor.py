@@ -15,7 +15,7 @@ from allreduce.errors import AllreduceError, ClosedError, PeerLostError
 from allreduce.events import logger
 
 WARN_SECONDS = 10.0  # a wait this long is reported, once
-_LOOK_SECONDS = 0.25  # between looks at the board
+_POLL_SECONDS = 0.25  # between looks at the board
 _ANNOUNCE_SECONDS = 1.0  # a wait this long is reported to the others, for their messages
 _ASK_SECONDS = 0.75  # before giving up, a member asks which others wait; they have answered by then
 # Within this time, data sent before a member left must arrive, and a call that all had begun must
@@ -60,7 +60,7 @@ class WaitMonitor:
 
     def check_if_due(self) -> AllreduceError | None:
         """Look around if it is time to."""
-        return self.check() if self.waited - self._looked >= _LOOK_SECONDS else None
+        return self.check() if self.waited - self._looked >= _POLL_SECONDS else None
 
     def check(self) -> AllreduceError | None:
         """Read the others' status; return why the communicator is dead.

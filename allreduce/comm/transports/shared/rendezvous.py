@@ -39,7 +39,7 @@ from allreduce.comm.transports.shared.links import (
 from allreduce.errors import JoinError, TimeoutError, UnsupportedError
 from allreduce.events import logger
 
-_LOOK_SECONDS = 0.25  # between checks whether an absent rank has died
+_POLL_SECONDS = 0.25  # between checks whether an absent rank has died
 _PAIR = struct.Struct("!I")
 
 
@@ -126,7 +126,7 @@ def _accept_all(
 
 def _accept(world: World, listener: socket.socket, deadline: float) -> socket.socket:
     while True:
-        set_deadline(listener, min(deadline, time.monotonic() + _LOOK_SECONDS))
+        set_deadline(listener, min(deadline, time.monotonic() + _POLL_SECONDS))
         try:
             return listener.accept()[0]
         except builtins.TimeoutError:

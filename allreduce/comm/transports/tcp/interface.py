@@ -10,7 +10,7 @@ import socket
 from allreduce import settings
 from allreduce.cluster import World
 from allreduce.cluster.host.address import LOOPBACK, is_loopback
-from allreduce.cluster.host.interfaces import named, towards_any
+from allreduce.cluster.host.interfaces import any_source_address, named
 from allreduce.errors import UsageError
 
 NO_FILES = (errno.EMFILE, errno.ENFILE)  # of the process; of the system
@@ -36,7 +36,7 @@ def address(world: World) -> str:
     others = sorted({member.host for member in world.members if member.host != own})
     if not others:  # the leader was reached over loopback, so they share its network
         return LOOPBACK
-    local = towards_any(others)
+    local = any_source_address(others)
     if local is None:
         raise UsageError(
             f"{where}: no address reaches {', '.join(others[:3])}; set "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from allreduce import _native
 from allreduce.comm.calls.call import MESSAGES, Call, item_bytes
-from allreduce.comm.calls.plan import Plan, Topology, in_units
+from allreduce.comm.calls.plan import Plan, Topology, format_bytes
 from allreduce.comm.selection.choosing import Choice, Choices
 from allreduce.comm.transports.tcp import calls
 from allreduce.events import counted
@@ -44,7 +44,7 @@ def plan_tcp(call: Call, topology: Topology, choices: Choices) -> Plan:
 def _words(
     nbytes: int, number: str, sources: list[int], to: list[int], reduced: bool, stored: bool
 ) -> str:
-    amount = f"{in_units(nbytes)} in {number}"
+    amount = f"{format_bytes(nbytes)} in {number}"
     doing = [f"receive {amount} from {_members(sources)}"] if sources else [f"take {amount}"]
     if reduced:
         doing.append("reduce them with the own")

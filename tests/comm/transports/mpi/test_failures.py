@@ -267,7 +267,7 @@ def test_a_call_that_all_had_begun_completes_though_another_rank_has_aborted() -
     said = failing(
         """
 from allreduce.comm.transports.mpi import transport as mpi_transport, wait_monitor
-wait_monitor._LOOK_SECONDS = 0.01
+wait_monitor._POLL_SECONDS = 0.01
 x = np.full(1 << 20, rank + 1.0)
 comm.barrier()
 work = comm.broadcast(x, root=1, async_op=True)  # whose root is done before the others
