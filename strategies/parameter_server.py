@@ -13,6 +13,7 @@ from zlib import crc32
 import numpy as np
 from allreduce.strategies.arena_link import ArenaLink
 from allreduce.strategies.base import Strategy
+from allreduce.strategies.hybrid import HybridStrategy
 from allreduce.strategies.mirrored import local_devices
 from allreduce.strategies.server_table import BLOCK_ROWS, ServerTable
 
@@ -51,6 +52,9 @@ class ParameterServerStrategy(Strategy):
             `TF_CONFIG`).
         update: "async": the servers update with each worker's gradients when they come. "sync": an
             update takes the gradients of several workers, all computed with the newest parameters.
+        dense: With "all_reduce", only tables (`ar.nn.Embedding`) are on the servers; dense
+            variables are on the workers, as with MultiWorkerMirroredStrategy. Steps are
+            synchronous, and the strategy is a `HybridStrategy`.
         replicas_to_aggregate: How many gradients a synchronous update takes, which is also the
             number of parts of a global batch; by default the number of workers.
         total_replicas: How many gradients are computed at a time; those above
@@ -75,10 +79,29 @@ class ParameterServerStrategy(Strategy):
 
     deals_rows = True
 
+    def __new__(
+        cls, cluster: Any = None, *, dense: str = "parameter_server", **options: Any
+    ) -> Any:
+        """Make the strategy, or with `dense="all_reduce"` a `HybridStrategy`."""
+        if dense not in ("parameter_server", "all_reduce"):
+            raise UsageError(f'dense is "parameter_server" or "all_reduce", not {dense!r}')
+        if dense == "parameter_server":
+            return super().__new__(cls)
+        known = ("checkpoint", "checkpoint_every", "timeout")
+        wrong = sorted(set(options).difference(known))
+        if wrong:
+            raise UsageError(
+                f'ParameterServerStrategy(dense="all_reduce") takes no {wrong[0]}: its steps are '
+                f"those of MultiWorkerMirroredStrategy; it takes {', '.join(known)}"
+            )
+        spec, (job, number), _ = _find(cluster)
+        return HybridStrategy(spec, f"{job}:{number}", **options)
+
     def __init__(
         self,
         cluster: Any = None,
         *,
+        dense: Literal["parameter_server"] = "parameter_server",  # noqa: ARG002  # for `__new__`
         update: Literal["async", "sync"] = "async",
         replicas_to_aggregate: int | None = None,
         total_replicas: int | None = None,

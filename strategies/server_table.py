@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -15,6 +16,9 @@ from allreduce.parameters.table import add_duplicates, row_ranges
 from allreduce.server.encode import sendable
 from allreduce.server.parameter_client import Call, ParameterServer
 
+_PATIENCE_SECONDS = 10.0  # for the rows of other workers, which are in the same step
+# The index of a server, its part of the numbers, and its reply.
+_Answer = tuple[int, slice, tuple[dict[str, Any], Sequence[np.ndarray]]]
 BLOCK_ROWS = 1 << 16  # that are initialised together, whatever server has them
 
 
@@ -35,6 +39,7 @@ class ServerTable:
     Attributes:
         rows: The number of rows.
         width: The size of a row.
+        after: The synchronous update that lookups wait for; -1 for none.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class ServerTable:
         checkpoint: tuple[str | None, int],
     ) -> None:
         self.rows, self.width = shape
+        self.after = -1
         self._name, self._dtype, self._initialize = name, dtype, initialize
         self._task, self._is_chief, self._timeout = task, is_chief, timeout
         self._checkpoint = checkpoint
@@ -70,10 +76,26 @@ class ServerTable:
         """Copy rows; each server gets one message with the different numbers."""
         unique, inverse = np.unique(numbers, return_inverse=True)
         found = np.empty((len(unique), self.width), self._dtype)
-        for index, part, (reply, arrays) in self._call_all("lookup", {}, unique):
+        for index, part, (reply, arrays) in self._look_up(unique):
             found[part] = arrays[0]
             self._seen[index] = reply["version"]
         np.take(found, inverse.reshape(-1), axis=0, out=out)
+
+    def _look_up(self, numbers: np.ndarray) -> list[_Answer]:
+        """Look rows up; wait until the servers have the shares of all workers of the update before.
+
+        A server that has restarted has lost some, and goes on without them.
+        """
+        fields = {"after": self.after, "settles": False}
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            found = self._call_all("lookup", fields, numbers)
+            if not any(reply.get("wait") for _, _, (reply, _) in found):
+                return found
+            fields["settles"] = time.monotonic() > deadline
+
+    def __repr__(self) -> str:
+        return f"table {self._name!r}"
 
     def add_gradient(self, numbers: np.ndarray, gradients: np.ndarray) -> None:
         """Keep gradients until the step has ended."""
@@ -131,7 +153,7 @@ class ServerTable:
 
     def _call_all(
         self, method: str, fields: dict[str, Any], numbers: np.ndarray, *arrays: np.ndarray
-    ) -> list[tuple[int, slice, tuple[dict[str, Any], Sequence[np.ndarray]]]]:
+    ) -> list[_Answer]:
         """Send each server its rows.
 
         Args:

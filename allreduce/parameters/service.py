@@ -279,6 +279,10 @@ class ParameterService:
         store = self._known(fields["store"])
         if not isinstance(store, TableStore):
             return {"unknown": True}, ()
+        if fields["settles"]:
+            store.settle(fields["after"])
+        if not store.applied(fields["after"], WAIT_SECONDS):
+            return {"wait": True}, ()
         version = store.version
         return {"version": version}, (store.lookup(arrays[0]),)
 

@@ -209,6 +209,11 @@ class ParameterStore:
                 self._applied = update
                 self._shares.clear()
 
+    def applied(self, update: int, timeout: float) -> bool:
+        """Wait until a synchronous update is over; returns whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._applied >= update, timeout)
+
     def initialised(self, timeout: float) -> bool:
         """Wait until values have been set; returns whether they have."""
         with self._changed:

@@ -47,6 +47,9 @@ class ParameterServer:
         secret: The cluster's secret.
         timeout: Seconds to wait for the task if it is not up, or lost.
         connected: Called after each new connection, before any other call goes over it.
+
+    Attributes:
+        nbytes: The bytes of arguments and results of all calls, in both directions.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class ParameterServer:
         self._past: set[int] = set()  # generations before it
         self._lost_at: float | None = None  # when the connection was lost
         self._closed = False
+        self.nbytes = 0
 
     def call(self, method: str, fields: Mapping[str, Any], arrays: Arrays = ()) -> Reply:
         """Run a method of the task's service; blocks until it has ended.
@@ -98,6 +102,7 @@ class ParameterServer:
             assert frame is not None
             if frame.kind == pb.Frame.FAILED:
                 raise_failure(frame, self.name)
+            self.nbytes += len(frame.json) + sum(each.nbytes for each in call.answer.arrays)
             return json.loads(frame.json), call.answer.arrays
 
     def finish_or_lose(self, call: Call) -> Reply | None:
@@ -111,6 +116,7 @@ class ParameterServer:
         self._waiting[channel, self._requests] = call.answer
         frame = pb.Frame(kind=pb.Frame.CALL, request=self._requests, method=call.method)
         frame.json = json.dumps(call.fields)
+        self.nbytes += len(frame.json) + sum(each.nbytes for each in call.arrays)
         try:
             channel.send(frame, call.arrays)
         except PeerLostError:

@@ -14,8 +14,6 @@ import pytest
 import allreduce as ar
 from tests.harness import ROOT
 
-EXAMPLE = ROOT / "mpi_examples" / "parameter_server.py"
-
 # Fifty updates of 4 shares, on four replicas or by parameter servers; the weights go to a file.
 EQUAL = """
 import sys
@@ -70,11 +68,15 @@ def _environment() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "options", "least"),
-    [("ps=1,worker=2", (), 0.95), ("ps=2,worker=2", ("--sync",), 0.97)],
+    ("cluster", "program", "least"),
+    [
+        ("ps=1,worker=2", ("parameter_server.py",), 0.95),
+        ("ps=2,worker=2", ("parameter_server.py", "--sync"), 0.97),
+        ("ps=2,worker=2", ("embeddings.py",), 0.94),
+    ],
 )
-def test_the_example_learns(cluster: str, options: tuple[str, ...], least: float) -> None:
-    result = launch(cluster, str(EXAMPLE), *options)
+def test_the_examples_learn(cluster: str, program: tuple[str, ...], least: float) -> None:
+    result = launch(cluster, str(ROOT / "mpi_examples" / program[0]), *program[1:])
     found = re.findall(r"\[worker:0\] test accuracy (0\.\d+)", result.stdout)
     assert found, result.stdout + result.stderr
     assert float(found[0]) >= least
@@ -92,6 +94,41 @@ def test_synchronous_updates_equal_those_of_mirrored_replicas(tmp_path: Path) ->
     assert found.files == mirrored.files
     for name in found.files:
         np.testing.assert_allclose(found[name], mirrored[name], rtol=1e-4, atol=1e-6)
+
+
+# Tables on two servers, dense variables on the workers; or all in one process.
+HYBRID = """
+import sys
+import allreduce as ar
+from tests.server.test_parameter_worker import with_table, words
+
+strategy = None
+if "alone" not in sys.argv:
+    strategy = ar.ParameterServerStrategy(dense="all_reduce", timeout=60)
+x, y = words()
+model = with_table(strategy, ar.optim.Adagrad(0.1))
+history = model.fit(x, y, batch_size=32, epochs=3, verbose=0)
+if strategy is None or strategy.is_chief:
+    print("losses", *history.history["loss"], model.evaluate(x, y, verbose=0))
+else:
+    model.evaluate(x, y, verbose=0)
+"""
+
+
+def test_dense_variables_may_stay_on_the_workers(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(HYBRID)
+    result = launch("ps=2,worker=2", str(program))
+    assert result.returncode == 0, result.stdout + result.stderr
+    command = [sys.executable, str(program), "alone"]
+    alone = subprocess.run(
+        command, check=True, timeout=60, capture_output=True, text=True, env=_environment()
+    )
+    found, expected = (
+        [float(each) for each in re.findall(r"losses (.*)", text)[0].split()]
+        for text in (result.stdout, alone.stdout)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 # The chief kills a worker and the server itself, each once, and trains to the end.
