@@ -36,6 +36,8 @@ class Ends(ar.callbacks.Callback):
         time.sleep(0.005)
 
     def on_epoch_end(self, epoch, logs=None):
+        with (folder / "epochs").open("a") as file:
+            file.write(".")
         self.model.stop_training = (folder / "stop").exists()
 
 
@@ -62,6 +64,14 @@ def tasks_of(launcher: int) -> dict[str, int]:
     return found
 
 
+def _await_epochs(path: Path, count: int, deadline: float) -> None:
+    """Wait until workers have ended so many epochs more."""
+    before = path.stat().st_size if path.exists() else 0
+    while not path.exists() or path.stat().st_size < before + count:
+        assert time.monotonic() < deadline, "training does not go on"
+        time.sleep(0.02)
+
+
 @pytest.mark.torture
 @pytest.mark.parametrize("update", ["async", "sync"])
 def test_a_hundred_random_kills_of_each_role(tmp_path: Path, update: str) -> None:
@@ -77,14 +87,17 @@ def test_a_hundred_random_kills_of_each_role(tmp_path: Path, update: str) -> Non
     with said.open("w") as file:
         launcher = subprocess.Popen(command, stdout=file, stderr=file, cwd=ROOT, env=environment)
         try:
-            time.sleep(5)
             for _ in range(ROUNDS):
                 assert launcher.poll() is None, said.read_text()[-5000:]
                 assert time.monotonic() < deadline, said.read_text()[-5000:]
+                if choose.random() < 0.3:  # in the middle of what follows the kill before
+                    time.sleep(choose.uniform(0.0, 1.0))
+                else:
+                    _await_epochs(tmp_path / "epochs", choose.randint(1, 6), deadline)
                 tasks = tasks_of(launcher.pid)
                 if tasks:
                     os.kill(tasks[choose.choice(sorted(tasks))], signal.SIGKILL)
-                time.sleep(choose.uniform(0.2, 2.5))
+            _await_epochs(tmp_path / "epochs", 10, deadline)
             (tmp_path / "stop").touch()
             code = launcher.wait(max(deadline - time.monotonic(), 1.0))
         finally:
