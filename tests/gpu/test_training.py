@@ -20,6 +20,7 @@ from sklearn.datasets import load_digits
 import allreduce as ar
 
 ar.set_seed(0)
+ar.config.set_buckets(1000)  # several
 strategy = eval(sys.argv[1])
 digits = load_digits()
 x, y = (digits.data[:600] / 16).astype(np.float32), digits.target[:600].astype(np.int32)

@@ -27,7 +27,7 @@ _FOLDERS = (
 )
 
 _functions: dict[tuple[int, str, str], Any] = {}  # by device, source and name
-_loading = threading.Lock()
+_loading: dict[int, threading.Lock] = {}  # by device
 
 
 def launch(
@@ -83,7 +83,9 @@ def _function(card: Any, source: str, name: str) -> Any:
     key = (card.ordinal, source, name)
     found = _functions.get(key)
     if found is None:
-        with _loading:
+        # One lock for each GPU: loading waits for its work, and for collectives among that, which
+        # other GPUs' threads may have to enqueue yet.
+        with _loading.setdefault(card.ordinal, threading.Lock()):
             found = _functions[key] = _load(card, source, name)
     return found
 

@@ -190,6 +190,7 @@ class BoundProgram:
             self._drop_moving()
             raise
         self._finish()
+        frame.serial = False
         if frame.queues.any:
             frame.queues.end()
         self.timing = StepTiming(began, time.perf_counter(), frame.clocks)

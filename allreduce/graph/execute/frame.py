@@ -54,6 +54,8 @@ class Frame:
         clocks: This step's collectives, by node.
         loops: The scans, by node.
         in_place: Gradients that are computed directly in an arena, by node.
+        serial: Whether each collective ends before anything else happens, as in the first step on a
+            device: memory is allocated and kernels are loaded then, which waits for the device.
         watches: Whether each value is checked for NaN and infinity.
         syncs: Whether each instruction ends before the next starts.
         nbytes: Approximate size in bytes; an output that the caller keeps counts once.
@@ -92,6 +94,7 @@ class Frame:
             at_once=checked,
             communicator=replica.communicator,
         )
+        self.serial = self.queues.any
         self.bind_constants()
         self._bring_constants()
         # Gradients that are computed where they are reduced.
