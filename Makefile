@@ -45,7 +45,7 @@ gpu-lane:
 	@if $(MAKE) --no-print-directory .venv-gpu/.installed; then \
 	  $(MAKE) --no-print-directory gpu-test; \
 	else \
-	  echo "make: tests/gpu is skipped: its packages (tests/gpu/requirements.txt) cannot be installed"; \
+	  echo "make: tests/gpu is skipped: its packages (the extra gpu-test) cannot be installed"; \
 	fi
 
 torture: .venv/.test
@@ -111,14 +111,20 @@ clean:
 	@touch $@
 
 # An environment beside .venv, whose packages it sees too: about 700 MB more.
-.venv-gpu/.installed: tests/gpu/requirements.txt | .venv/.test
-	@echo "installing what make gpu-test needs into .venv-gpu ..."
-	@$(PYTHON) -m venv --clear .venv-gpu
-	@folder=$$(echo .venv/lib/python3*/site-packages); \
-	  echo "import site; site.addsitedir('$(CURDIR)/$$folder')" > .venv-gpu/$${folder#.venv/}/beside.pth
-	@.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
-	  --requirement tests/gpu/requirements.txt
-	@touch $@
+# Installed anew only when the extra gpu-test changes, which the stamp holds.
+.venv-gpu/.installed: pyproject.toml | .venv/.test
+	@set -e; needed="$$($(BIN)/python -c 'import tomllib; \
+	  project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	  print(*project["optional-dependencies"]["gpu-test"], sep="\n")')"; \
+	if [ "$$needed" != "$$(cat $@ 2>/dev/null)" ]; then \
+	  echo "installing what make gpu-test needs into .venv-gpu ..."; \
+	  $(PYTHON) -m venv --clear .venv-gpu; \
+	  folder=$$(echo .venv/lib/python3*/site-packages); \
+	  echo "import site; site.addsitedir('$(CURDIR)/$$folder')" > .venv-gpu/$${folder#.venv/}/beside.pth; \
+	  echo "$$needed" | .venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check \
+	    --no-compile --requirement /dev/stdin; \
+	fi; \
+	echo "$$needed" > $@
 
 # mypy reads the tests too, and so the types of what they import.
 .venv/.lint: .venv/.test
