@@ -147,7 +147,10 @@ class Server(Refusing):
 
     def _serve(self, address: str) -> Any:
         pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="allreduce-grpc")
-        made = grpc.server(pool, options=[*OPTIONS, ("grpc.so_reuseport", 0)])
+        # Without keepalive no connection has TCP_USER_TIMEOUT, which gRPC's servers set to 20 s and
+        # which would end that of a client that is stopped while it is sent something.
+        own = [("grpc.so_reuseport", 0), ("grpc.keepalive_time_ms", 2**31 - 1)]
+        made = grpc.server(pool, options=[*OPTIONS, *own])
         task_pb2_grpc.add_TaskServicer_to_server(self.service, made)  # type: ignore[no-untyped-call]
         try:
             bound = made.add_insecure_port(address)

@@ -1,4 +1,4 @@
-"""The sockets between the group leader and its members, which have to survive a stopped member."""
+"""Connections to the group leader, and to a cluster's task, have to survive a stopped client."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import contextlib
 import os
 import socket
 
+import allreduce as ar
 from allreduce.cluster.leader.channel import LeaderChannel
 from allreduce.cluster.leader.service import Leader
+from tests.server.clusters import serving
 
 
 def user_timeouts(port: int) -> list[int]:
@@ -33,3 +35,10 @@ def test_no_connection_ends_for_a_member_that_does_not_read() -> None:
     finally:
         channel.abort()
         leader.close()
+
+
+def test_no_connection_ends_for_a_session_that_does_not_read() -> None:
+    with serving(worker=1) as (server,):
+        address = server.cluster.address("worker", 0)
+        with ar.Session(f"grpc://{address}"):
+            assert user_timeouts(int(address.rpartition(":")[2])) == [0, 0]
