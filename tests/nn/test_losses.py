@@ -161,6 +161,10 @@ def test_accuracy_is_resolved_by_the_loss() -> None:
             r"\(5, 4\) and y_pred \(5, 4\).*use the categorical one",
         ),
         (lambda: metrics.accuracy(np.ones(4), np.ones((4, 1))), "no choice among classes"),
+        (
+            lambda: metrics.sparse_top_k_categorical_accuracy(LABELS, SHARES),
+            r"the 5 likeliest classes, but y_pred has shape \(5, 4\); give its class a smaller k",
+        ),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused_with_both_and_the_remedy(

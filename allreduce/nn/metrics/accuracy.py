@@ -40,14 +40,14 @@ def binary_accuracy(y_true: Any, y_pred: Any, threshold: float = 0.5) -> Tensor:
 def top_k_categorical_accuracy(y_true: Any, y_pred: Any, k: int = 5) -> Tensor:
     """Give 1 where the one-hot row's class is among the k likeliest, else 0: `(batch,)`."""
     truth, prediction = _one_hot_rows("top_k_categorical_accuracy", y_true, y_pred)
-    return _hits_of_top(ops.argmax(truth, axis=-1), prediction, k)
+    return _hits_of_top("top_k_categorical_accuracy", ops.argmax(truth, axis=-1), prediction, k)
 
 
 def sparse_top_k_categorical_accuracy(y_true: Any, y_pred: Any, k: int = 5) -> Tensor:
     """Give 1 where the label is among the k likeliest classes, else 0: `(batch,)`."""
     prediction, name = as_tensor(y_pred), "sparse_top_k_categorical_accuracy"
     labels = losses.class_numbers(name, as_tensor(y_true), prediction)
-    return _hits_of_top(labels, prediction, k)
+    return _hits_of_top(name, labels, prediction, k)
 
 
 def accuracy(y_true: Any, y_pred: Any) -> Tensor:
@@ -81,7 +81,13 @@ def _hits(labels: Tensor, prediction: Tensor) -> Tensor:
     return ops.cast(ops.equal(chosen, ops.cast(labels, "int64")), "float32")
 
 
-def _hits_of_top(labels: Tensor, prediction: Tensor, k: int) -> Tensor:
+def _hits_of_top(name: str, labels: Tensor, prediction: Tensor, k: int) -> Tensor:
+    classes = prediction.shape[-1]
+    if isinstance(classes, int) and classes < k:
+        raise ShapeError(
+            f"{users_line()}: {name} looks among the {k} likeliest classes, but y_pred has shape "
+            f"{show(prediction.shape)}; give its class a smaller k"
+        )
     logits = ops.logits_of(prediction)
     _, chosen = ops.top_k(prediction if logits is None else logits, k)
     hits = ops.equal(chosen, ops.expand_dims(ops.cast(labels, "int64"), axis=labels.ndim))
