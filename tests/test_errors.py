@@ -58,11 +58,25 @@ def test_an_unknown_name_is_told_what_exists_and_what_is_near() -> None:
     assert str(errors.unknown_name("loss", 3, ["mse"])) == "unknown loss 3: there are mse"
 
 
-@pytest.mark.parametrize(("given", "meant"), [("avg", "mean"), ("ADD", "sum"), ("maximum", "max")])
+@pytest.mark.parametrize(
+    ("given", "meant"), [("average", "mean"), ("ADD", "sum"), ("maximum", "max")]
+)
 def test_what_others_call_it_is_understood(given: str, meant: str) -> None:
     known = ["max", "mean", "min", "sum"]
     assert errors.did_you_mean(given, known) == f"; did you mean {meant!r}?"
     assert errors.did_you_mean(given, ["relu"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "near"),
+    [
+        *(("nadam", "adam"), ("rmse", "mse"), ("elu", "relu"), ("Conv1D", "Conv2D")),
+        *(("mean_iou", "mean"), ("MeanAbsolutePercentageError", "MeanAbsoluteError")),
+        *(("cross_entropy", "binary_crossentropy"), ("Average", "AveragePooling2D")),
+    ],
+)
+def test_no_name_of_another_thing_is_suggested(given: str, near: str) -> None:
+    assert errors.did_you_mean(given, [near]) == ""
 
 
 @pytest.mark.parametrize(
