@@ -171,7 +171,7 @@ class ForgetsSuper(nn.Model):
         ),
         (
             lambda: nn.Sequential().compile({"name": "sgd", "config": {"lr": 1}}, "mse"),
-            "unknown argument of SGD 'lr': there are clip_norm, .*learning_rate",
+            "SGD takes no lr=: the argument is called learning_rate=",
         ),
         (
             lambda: nn.losses.SparseCategoricalCrossentropy(from_logits="no"),  # type: ignore[arg-type]
