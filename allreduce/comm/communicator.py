@@ -464,6 +464,33 @@ class Communicator:
         given = {name: value for name, value in given.items() if value is not None}
         return planning.describe(self, collective, x, given)
 
+    def enqueue(
+        self,
+        collective: str,
+        x: Any,
+        *,
+        out: Any,
+        op: str | None = None,
+        counts: Sequence[int] | None = None,
+    ) -> Work:
+        """Start a collective of arrays on a device behind what its collective stream waits for.
+
+        The collective itself, with `async_op`, waits for all work that the device was given before.
+
+        Args:
+            collective: "all_reduce" or "all_gather".
+            x, out, op, counts: As for the call.
+        """
+        context = self._dispatch.context(collective)
+        device = device_of(x, out)
+        if device is None:
+            raise UsageError(f"{context.where}: enqueue takes arrays on devices")
+        options = Options(op, counts=counts)
+        start = self._dispatch.bind_on_device(context, device, x, options, out, ordered=True)
+        begin = functools.partial(self._dispatch.in_order, context, start)
+        work: Work = self._dispatch.call(begin, True)
+        return work
+
     def all_reduce_init(
         self, x: NDArray[Any], *, op: str = "sum", out: NDArray[Any]
     ) -> Callable[[], Work]:

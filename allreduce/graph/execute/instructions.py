@@ -207,7 +207,10 @@ def _collective(frame: Frame, node: Node) -> Step:
             for i in node.inputs:  # an input may be a collective's result
                 end(frame, i)
         x = frame.values[node.inputs[0]] if nothing is None else nothing
-        frame.works[node.id] = call(x, out=out, async_op=True, **named)
+        if on_stream:
+            frame.works[node.id] = communicator.enqueue(node.op, x, out=out, **named)
+        else:
+            frame.works[node.id] = call(x, out=out, async_op=True, **named)
 
     return run
 
