@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from allreduce import events
+from allreduce.comm.transports.nccl import agreement
+from allreduce.comm.transports.nccl.agreement import Facts
+from allreduce.errors import UnsupportedError
 from tests.gpu import launch
 
 pytestmark = pytest.mark.skipif(launch.has_driver(), reason="the stand-ins lack what is asked for")
@@ -101,13 +106,6 @@ comm = ar.init(timeout=20)
 if comm.rank == 1:
     if what == "package":
         sys.modules["nccl"] = None
-    if what == "library":
-        from allreduce.comm.transports.nccl import library
-        def version():
-            raise RuntimeError('Failure finding "libnccl.so.2": No such file')
-        library.version = version
-    if what == "version":
-        os.environ["STANDIN_NCCL_VERSION"] = "22703"
     if what == "shared memory":
         from allreduce.comm.transports.nccl import library
         library._LEAST_SHARED = 1 << 60
@@ -126,20 +124,16 @@ except ar.AllreduceError as error:
     ("what", "texts"),
     {
         "package": ["UnsupportedError", "NCCL cannot be loaded on rank 1: ", "pip install"],
-        "library": ["UnsupportedError", 'rank 1: Failure finding "libnccl.so.2"', "pip install"],
-        "slices": [
-            "UnsupportedError",
-            "NCCL does not connect slices of GPUs (MIG), which rank 0 (NVIDIA A100 MIG 1g.5gb), "
-            "rank 1 (NVIDIA A100 MIG 1g.5gb) uses",
-        ],
         "shared memory": ["NCCL could not make a communicator: SystemError", "--shm-size=1g"],
     }.items(),
 )
 def test_what_keeps_ranks_from_nccl_is_said_on_all(
     what: str, texts: list[str], tmp_path: Path
 ) -> None:
-    more = {"STANDIN_NAME": "NVIDIA A100 MIG 1g.5gb"} if what == "slices" else {}
-    done = _ranks(tmp_path, what, **more)
+    script = tmp_path / "rank.py"
+    script.write_text(RANKS)
+    command = [sys.executable, "-m", "allreduce.run", "-n", "2", str(script), what]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     said = [line.partition("] ")[2] for line in done.stdout.splitlines()]
     assert len(said) == 2, done.stderr[-2000:]
     for line in said:
@@ -147,24 +141,42 @@ def test_what_keeps_ranks_from_nccl_is_said_on_all(
             assert text in line, line
 
 
-def test_different_libraries_are_logged(tmp_path: Path) -> None:
-    done = _ranks(tmp_path, "version")
-    assert done.stdout.count("reduced") == 2, done.stderr[-2000:]
-    assert "different NCCL libraries, which may not work together: 2.32.3 on rank 0; 2.27.3 on" in (
-        done.stderr
-    )
+GOOD = Facts("of a GPU", "2.32.3", "", "")
 
 
-def test_more_ranks_than_gpus(tmp_path: Path) -> None:
-    done = _ranks(tmp_path, "", STANDIN_DEVICES="1")
-    assert done.returncode != 0
-    assert "ranks 0, 1 of this host see 1 GPU, too few for one each" in done.stderr
-    assert "ALLREDUCE_SHARE_GPUS=on" in done.stderr
+def called(member: int) -> str:
+    return f"rank {member}"
 
 
-def _ranks(folder: Path, what: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    script = folder / "rank.py"
-    script.write_text(RANKS)
-    command = [sys.executable, "-m", "allreduce.run", "-n", "2", str(script), what]
-    environment = {**os.environ, **variables}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize(
+    ("second", "text"),
+    [
+        (GOOD, "rank 0 and rank 1 use one GPU, which NCCL refuses"),
+        (
+            Facts("of another", "", 'Failure finding "libnccl.so.2"', ""),
+            'NCCL cannot be loaded on rank 1: Failure finding "libnccl.so.2"; pip install',
+        ),
+        (
+            Facts("of a slice", "2.32.3", "", "NVIDIA A100 MIG 1g.5gb"),
+            "NCCL does not connect slices of GPUs (MIG), which rank 1 (NVIDIA A100 MIG 1g.5gb)",
+        ),
+    ],
+)
+def test_members_that_nccl_does_not_connect(second: Facts, text: str) -> None:
+    facts = [Facts.unpack(each.pack()) for each in (GOOD, second)]
+    with pytest.raises(UnsupportedError, match=re.escape(text)) as raised:
+        agreement.check("[nccl] rank 0", facts, called)
+    assert raised.value.everywhere
+
+
+def test_different_libraries_are_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events.logger, "handlers", [caplog.handler])
+    agreement.check("[nccl] rank 0", [GOOD, Facts("of another", "2.27.3", "", "")], called)
+    assert "2.32.3 on rank 0; 2.27.3 on rank 1; install the same one for all" in caplog.text
+
+
+def test_a_slice_is_known_by_its_name() -> None:
+    text = "from allreduce import devices; print(devices.lookup('GPU:0').partition)"
+    assert alone(text, STANDIN_NAME="NVIDIA A100 MIG 1g.5gb").stdout == "NVIDIA A100 MIG 1g.5gb\n"

@@ -102,8 +102,9 @@ def test_a_stopped_rank_is_named_on_all(launcher: str, tmp_path: Path) -> None:
 
 
 @SIMULATED
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("what", ["differs", "reads"])
+@pytest.mark.parametrize(
+    ("what", "launcher"), [("differs", "run"), ("differs", "mpirun"), ("reads", "run")]
+)
 def test_different_calls_are_found_without_strict_mode(
     what: str, launcher: str, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from functools import cache
 from typing import Any
 
@@ -17,6 +18,7 @@ from allreduce.events import logger
 
 _ON_HOST = 1  # ncclScalarHostImmediate: the factor is read during the call
 _ID_BYTES = 128
+_naming = threading.Lock()
 _SHARED_MEMORY = "/dev/shm"
 _LEAST_SHARED = 256 << 20  # bytes; NCCL's guide advises containers to have 1 GiB
 
@@ -53,9 +55,14 @@ def scaled_sum(handle: Any, dtype: str, factor: float) -> int:
     return int(api.red_op_create_pre_mul_sum(number.ctypes.data, _type(dtype), _ON_HOST, handle))
 
 
-@cache
 def version() -> str:
-    """Return the version of libnccl, and log it with the file's path."""
+    """Return the version of libnccl; the first call logs it with the file's path."""
+    with _naming:  # several replicas may ask at once
+        return _version()
+
+
+@cache
+def _version() -> str:
     number = int(api.get_version())
     text = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
     logger.info("NCCL %s from %s", text, ", ".join(loaded()) or "a preloaded library")

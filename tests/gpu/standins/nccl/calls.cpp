@@ -279,8 +279,7 @@ int split(Communicator* parent, Communicator* child, int color, int key, std::ui
 extern "C" {
 
 int ncclGetVersion(int* version) {
-  const char* text = getenv("STANDIN_NCCL_VERSION");
-  *version = text ? atoi(text) : 23203;
+  *version = 23203;
   return kSuccess;
 }
 
