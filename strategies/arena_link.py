@@ -152,7 +152,8 @@ class ArenaLink:
         """
         self._number += 1
         count = self._arena.count if self.rule.clip_norm is None else self._arena.divisor
-        fields = {"count": float(count[0]), "number": self._number}
+        fields: dict[str, Any] = {"count": float(count[0]), "number": self._number}
+        fields["worker"] = self._servers[0][0].identity
         if not self._pipelines:
             self._take(self._call_all("push", fields, self._arena.gradients))
             return
@@ -205,6 +206,10 @@ class ArenaLink:
         ):
             for name, array in zip(reply["names"], arrays, strict=True):
                 self._arena.slots[name][part.start : part.stop] = array
+
+    def save(self) -> None:
+        """Have the servers write a checkpoint."""
+        self._call_all("save", {})
 
     def send_settings(self) -> None:
         """Let the servers know if the optimizer's settings have changed."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from os import PathLike
-from pathlib import Path
 from typing import Any, Literal
 from zlib import crc32
 
@@ -15,12 +15,11 @@ from allreduce.strategies.arena_link import ArenaLink
 from allreduce.strategies.base import Strategy
 from allreduce.strategies.hybrid import HybridStrategy
 from allreduce.strategies.mirrored import local_devices
+from allreduce.strategies.server_options import ServerOptions, check_assignments, find_workers
 from allreduce.strategies.server_table import BLOCK_ROWS, ServerTable
 
 from allreduce import settings
 from allreduce.cluster.host.address import split
-from allreduce.cluster.spec import ClusterSpec, own_task
-from allreduce.devices.integers import integer
 from allreduce.devices.options import start_logging
 from allreduce.errors import TimeoutError, UnsupportedError, UsageError
 from allreduce.events import logger
@@ -35,8 +34,6 @@ from allreduce.graph.update.arena_plan import ArenaPlan
 from allreduce.parameters.dealing import TRAIN, Answer, FitSpec
 from allreduce.server.parameter_client import ParameterServer, connect_all
 from allreduce.training.dealt_fit import Report
-
-_CHIEFS = (("chief", 0), ("master", 0), ("worker", 0))
 
 
 class ParameterServerStrategy(Strategy):
@@ -94,7 +91,7 @@ class ParameterServerStrategy(Strategy):
                 f'ParameterServerStrategy(dense="all_reduce") takes no {wrong[0]}: its steps are '
                 f"those of MultiWorkerMirroredStrategy; it takes {', '.join(known)}"
             )
-        spec, (job, number), _ = _find(cluster)
+        spec, (job, number), _ = find_workers(cluster)
         return HybridStrategy(spec, f"{job}:{number}", **options)
 
     def __init__(
@@ -111,24 +108,18 @@ class ParameterServerStrategy(Strategy):
         timeout: float | None = None,
     ) -> None:
         start_logging()
-        self.cluster, self._task, self._tasks = _find(cluster)
+        self.cluster, self._task, self._tasks = find_workers(cluster)
         devices = local_devices()[:1]
         on_host = sum(self._host(each) == self._host(self._task) for each in self._tasks)
         super().__init__([devices], 0, 1, here=(on_host, 0))
         self.task_index = self._tasks.index(self._task)
         self.is_chief = self.task_index == 0
         self.name = f"{self._task[0]}:{self._task[1]}"
-        self._is_sync = _check_update(update, replicas_to_aggregate, total_replicas)
-        size = integer("replicas_to_aggregate", replicas_to_aggregate or len(self._tasks), 1)
-        total = integer("total_replicas", total_replicas or size, size)
-        self._settings: dict[str, Any] = {
-            "update": update,
-            "replicas_to_aggregate": size,
-            "total_replicas": total,
-            "staleness": _check_staleness(staleness, self._is_sync),
-            "checkpoint": None if checkpoint is None else str(Path(checkpoint).absolute()),
-            "checkpoint_every": integer("checkpoint_every", checkpoint_every, 1),
-        }
+        self._options = ServerOptions.of(
+            *(len(self._tasks), update, replicas_to_aggregate, total_replicas, staleness),
+            *(checkpoint, checkpoint_every),
+        )
+        self._is_sync = self._options.update == "sync"
         read = settings.load()
         self.timeout = read.timeout if timeout is None else timeout
         self._placing: Callable[..., Any] | None = None
@@ -187,7 +178,7 @@ class ParameterServerStrategy(Strategy):
         fields = {
             "task": self.name,
             "is_chief": self.is_chief,
-            "settings": self._settings,
+            "settings": asdict(self._options),
             "job": f"{crc32(self.cluster.as_json().encode()):08x}",
             "seed": seed.chosen(),
             "seed_is_set": seed.is_set(),
@@ -202,7 +193,8 @@ class ParameterServerStrategy(Strategy):
         self, compiled: Compiled, arguments: Arguments, step_infos: Sequence[StepInfo]
     ) -> Sequence[Sequence[Output]]:
         """Run a step with the servers' parameters; then send its gradients to them."""
-        _check_assignments(compiled)
+        if any(id(plan) not in self._links for _, plan in compiled.updates):
+            check_assignments(compiled)
         links = [self._link(rule, plan) for rule, plan in compiled.updates]
         self._send_changes()
         if not links:
@@ -223,7 +215,7 @@ class ParameterServerStrategy(Strategy):
 
     def _push(self, links: Sequence[ArenaLink]) -> None:
         """Send gradients; wait if this worker is too far ahead of others."""
-        most, first = self._settings["staleness"], self._servers[0]
+        most, first = self._options.staleness, self._servers[0]
         if most is None or not links:
             self._push_all(links)
             return
@@ -271,7 +263,7 @@ class ParameterServerStrategy(Strategy):
             task=self.name,
             is_chief=self.is_chief,
             timeout=self.timeout,
-            checkpoint=(self._settings["checkpoint"], self._settings["checkpoint_every"]),
+            checkpoint=(self._options.checkpoint, self._options.checkpoint_every),
         )
         self._tables[anchor] = made
         return made
@@ -294,8 +286,8 @@ class ParameterServerStrategy(Strategy):
                 is_chief=self.is_chief,
                 timeout=self.timeout,
                 turn=len(same),
-                checkpoint=(self._settings["checkpoint"], self._settings["checkpoint_every"]),
-                pipelines=bool(self._settings["staleness"]),
+                checkpoint=(self._options.checkpoint, self._options.checkpoint_every),
+                pipelines=bool(self._options.staleness),
             )
             self._links[id(plan)] = found
         return found
@@ -363,7 +355,7 @@ class ParameterServerStrategy(Strategy):
     @property
     def default_batches(self) -> int:
         """The number of replicas that share a global batch."""
-        return int(self._settings["replicas_to_aggregate"]) if self._is_sync else 1
+        return self._options.replicas_to_aggregate if self._is_sync else 1
 
     def begin_fit(self, spec: FitSpec) -> None:
         """Begin a call of `fit`; see `training.dealt_fit.Dealer`."""
@@ -452,6 +444,10 @@ class ParameterServerStrategy(Strategy):
         self.refresh(slots=self.is_chief)
         if not self.is_chief:
             return
+        for link in self._links.values():
+            link.save()
+        for table in self._tables.values():
+            table.save()
         found = self.status()
         ages = found["staleness"]
         if self._is_sync:
@@ -476,57 +472,3 @@ class ParameterServerStrategy(Strategy):
         super().close()
         for server in self._servers:
             server.close()
-
-
-def _find(cluster: Any) -> tuple[ClusterSpec, tuple[str, int], list[tuple[str, int]]]:
-    """Return the cluster, this process's task, and the tasks of all workers, the chief first."""
-    found = own_task()
-    if found is None:
-        raise UsageError(
-            "ParameterServerStrategy needs a cluster with ps tasks: start the program with `python "
-            "-m allreduce.run --cluster ps=1,worker=2`, or set ALLREDUCE_CLUSTER and ALLREDUCE_TASK"
-        )
-    spec, job, number = found
-    spec = spec if cluster is None else ClusterSpec(cluster)
-    tasks = [(j, n) for j, n, _ in spec if j in ("chief", "master", "worker")]
-    if not spec.num_tasks("ps"):
-        raise UsageError(f"ParameterServerStrategy: the cluster has no ps task, only {spec.jobs}")
-    if (job, number) not in tasks:
-        raise UsageError(
-            f"ParameterServerStrategy on {job}:{number}: it is for workers; a ps task runs `python "
-            "-m allreduce.server`"
-        )
-    return spec, (job, number), tasks
-
-
-def _check_update(update: Any, size: Any, total: Any) -> bool:
-    """Return whether updates are synchronous.
-
-    Raises:
-        UsageError: `update` is neither of the two, or numbers are given without it.
-    """
-    if update not in ("async", "sync"):
-        raise UsageError(f'update is "async" or "sync", not {update!r}')
-    if update == "async" and (size is not None or total is not None):
-        raise UsageError('replicas_to_aggregate and total_replicas are for update="sync"')
-    return bool(update == "sync")
-
-
-def _check_staleness(staleness: int | None, is_sync: bool) -> int | None:
-    if staleness is None:
-        return None
-    if is_sync:
-        raise UsageError("staleness is for asynchronous updates; synchronous ones have none")
-    return integer("staleness", staleness, 0)
-
-
-def _check_assignments(compiled: Compiled) -> None:
-    """Refuse steps that assign variables, whose values no server would know."""
-    for node in compiled.graph.nodes:
-        if node.op == "assign":
-            name = node.attrs["variable"].name
-            raise UnsupportedError(
-                f"{node.source}: the step assigns variable {name!r} (as BatchNorm does), "
-                "which parameter servers do not carry between workers; use LayerNormalization, or "
-                "ar.MultiWorkerMirroredStrategy"
-            )

@@ -106,12 +106,19 @@ class ServerTable:
     def push(self, rule: Any, count: float) -> None:
         """Let the servers update the rows of the step at once."""
         self._pushed += 1
-        self._send(rule, "push_rows", {"count": count, "number": self._pushed})
+        fields: dict[str, Any] = {"count": count, "number": self._pushed}
+        fields["worker"] = self._servers[0][0].identity
+        self._send(rule, "push_rows", fields)
 
     def contribute(self, rule: Any, count: float, update: int, share: int, of: int) -> None:
         """Add the rows of the step to a synchronous update."""
         fields = {"count": count, "update": update, "share": share, "of": of}
         self._send(rule, "contribute_rows", fields)
+
+    def save(self) -> None:
+        """Have the servers write a checkpoint."""
+        for server, _ in self._servers:
+            server.call("save", {"store": self.key})
 
     def discard(self) -> None:
         """Forget gradients that are not sent."""

@@ -98,11 +98,16 @@ class Fit:
         spec: What to do.
         workers: The number of workers in the cluster.
         aggregation: What synchronous updates take; None if updates are asynchronous.
+
+    Attributes:
+        epoch: The epoch under way.
+        is_restored: Whether it was read from a file.
     """
 
     def __init__(self, spec: FitSpec, workers: int, aggregation: Aggregation | None = None) -> None:
         self.spec, self._workers, self._aggregation = spec, workers, aggregation
         self.epoch = spec.first
+        self.is_restored = False
         self._phase = TRAIN
         self._results: list[dict[str, _Sums]] = []  # of the epochs that are over
         self._sums: dict[str, _Sums] = {}
@@ -341,6 +346,7 @@ class Fit:
         *made._results, made._sums = found
         made._queue = deque(fields["undone"])
         made._left = len(made._queue)
+        made.is_restored = True
         return made
 
 

@@ -1,38 +1,29 @@
 """The methods of a parameter server that workers call: one dispatch, without a network.
 
-Every `ps` task has a service. It keeps its parts of arenas (`ParameterStore`). The service of task
-0 also knows the workers, deals out rows (`Fit`), and decides what a synchronous update takes
+Every `ps` task has a service with its parts of variables (`Stores`). The service of task 0 also
+knows the workers, deals out rows (`Fit`), and decides what a synchronous update takes
 (`Aggregation`).
 """
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from allreduce.errors import MismatchError, UsageError
+from allreduce.errors import MismatchError
 from allreduce.events import counted, logger
-from allreduce.optim import registry
 from allreduce.parameters import checkpoint
 from allreduce.parameters.aggregation import Aggregation
 from allreduce.parameters.checkpoint import Contents, Writer
 from allreduce.parameters.clocks import Clocks
 from allreduce.parameters.dealing import TRAIN, VALIDATE, Fit, FitSpec
-from allreduce.parameters.partition import Part
-from allreduce.parameters.store import ParameterStore
-from allreduce.parameters.table import TableStore
-
-Arrays = Sequence[np.ndarray]
-Reply = tuple[dict[str, Any], Arrays]
-
-WAIT_SECONDS = 1.0  # that a call may wait for something, before the worker asks again
+from allreduce.parameters.stores import WAIT_SECONDS, Arrays, Reply, Stores
 
 
 @dataclass(slots=True)
@@ -57,7 +48,7 @@ class ParameterService:
     """
 
     def __init__(self) -> None:
-        self._stores: dict[str, ParameterStore] = {}
+        self._stores = Stores(self._save_progress)
         self._workers: dict[str, _Worker] = {}
         self._fits: dict[int, Fit] = {}
         self._seed: int | None = None
@@ -65,8 +56,7 @@ class ParameterService:
         self._aggregation: Aggregation | None = None
         self._clocks = Clocks()
         self._offers = 0  # of gradients, in loops of the program's own
-        self._writers: dict[str, Writer] = {}  # of each store, and of the progress
-        self._files: dict[str, Path] = {}
+        self._progress: tuple[Path, Writer] | None = None  # the file of what `fit` has done
         self._changed = threading.Condition()
 
     def call(self, caller: str, method: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
@@ -76,9 +66,9 @@ class ParameterService:
             UsageError: There is no such method.
         """
         found = _METHODS.get(method)
-        if found is None:
-            raise UsageError(f"[parameter server] there is no method {method!r}")
-        return found(self, caller, fields, arrays)
+        if found is not None:
+            return found(self, caller, fields, arrays)
+        return self._stores.call(method, fields, arrays)
 
     def lose(self, caller: str) -> None:
         """Note that a worker's connection has ended: others get its rows."""
@@ -134,8 +124,8 @@ class ParameterService:
         folder = fields["settings"].get("checkpoint")
         if folder is None:
             return
-        path = self._files["progress"] = Path(folder) / f"{fields['job']}-progress.safetensors"
-        self._writers["progress"] = Writer()
+        path = Path(folder) / f"{fields['job']}-progress.safetensors"
+        self._progress = path, Writer()
         found = checkpoint.read(path) if path.exists() else None
         if found is None:
             return
@@ -146,9 +136,9 @@ class ParameterService:
 
     def _save_progress(self) -> None:
         """Write the progress of all calls of `fit`."""
-        writer = self._writers.get("progress")
-        if writer is None:
+        if self._progress is None:
             return
+        path, writer = self._progress
 
         def contents() -> Contents:
             described: dict[str, Any] = {}
@@ -159,216 +149,14 @@ class ParameterService:
                 arrays += own
             return Contents({f"{i:06d}": each for i, each in enumerate(arrays)}, described)
 
-        writer.start(self._files["progress"], contents)
+        writer.start(path, contents)
 
     def _status(self, _: str, __: Mapping[str, Any], ___: Arrays) -> Reply:
         """Report the workers that live, and the counts of updates."""
         with self._changed:
-            stores = {
-                key: {
-                    "updates": store.version,
-                    "elements": store.part.size,
-                    "staleness": sorted(store.staleness.items()),
-                    "late": store.dropped,
-                }
-                for key, store in self._stores.items()
-            }
             workers = sorted(each.task for each in self._workers.values())
             dropped = 0 if self._aggregation is None else self._aggregation.dropped
-            return {"workers": workers, "stores": stores, "dropped": dropped}, ()
-
-    # --- stores ---
-
-    def _register(self, _: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
-        """Make a store, or find it; with arrays, give values to one that has none."""
-        key, part = fields["store"], Part.of_json(fields["part"])
-        with self._changed:
-            store = self._stores.get(key)
-            if store is None:
-                optimizer = registry.deserialize(json.loads(fields["optimizer"]), {})
-                store = ParameterStore(part, optimizer, fields["dtype"], fields["servers"])
-                self._stores[key] = store
-                self._load(store, fields)
-            elif store.part != part:
-                raise MismatchError(
-                    f"[parameter server] {fields['task']} describes other variables than the "
-                    "worker that came first; make the same model on all workers"
-                )
-            if arrays and not store.has_values:
-                parameters, *slots = arrays
-                store.set(
-                    parameters, dict(zip(fields["slots"], slots, strict=True)), fields["version"]
-                )
-                store.source = f"the values of {fields['task']}"
-                self._changed.notify_all()
-        ready = store.initialised(WAIT_SECONDS)
-        return {
-            "ready": ready,
-            "version": store.version,
-            "source": store.source,
-            "restored": store.restored,
-        }, ()
-
-    def _load(self, store: ParameterStore, fields: Mapping[str, Any]) -> None:
-        """Read a new store's values from the checkpoint, if there is one."""
-        if fields["checkpoint"] is None:
-            return
-        key, folder = fields["store"], Path(fields["checkpoint"])
-        self._files[key] = checkpoint.part_path(folder, key, fields["index"], fields["servers"])
-        self._writers[key] = Writer()
-        store.every = fields["checkpoint_every"]
-        found = checkpoint.read_part(folder, key, store.part)
-        if found is None:
-            return
-        arrays, version = found
-        if isinstance(store, TableStore):  # whose optimizer is not known yet
-            store.add_slots([name for name in arrays if name != "parameters"])
-        slots = {name: array for name, array in arrays.items() if name in store.slots}
-        store.set(arrays["parameters"], slots, version)
-        store.source, store.restored = f"its checkpoint in {folder}", True
-        logger.warning(
-            "[parameter server] %s goes on from update %d, %s",
-            *(fields["server"], version, store.source),
-        )
-
-    def _save(self, key: str, store: ParameterStore) -> None:
-        """Write a store's part, if so many updates have been done since the latest checkpoint."""
-        writer = self._writers.get(key)
-        if writer is None or not store.is_due:
-            return
-
-        def contents() -> Contents:
-            arrays, version = store.snapshot()
-            store.saved = version
-            return checkpoint.describe_part(store.part, arrays, version)
-
-        writer.start(self._files[key], contents)
-        self._save_progress()
-
-    # --- tables ---
-
-    def _register_table(self, _: str, fields: Mapping[str, Any], __: Arrays) -> Reply:
-        """Make the rows of a table, or find them; one worker is asked to fill new ones."""
-        key = fields["store"]
-        with self._changed:
-            store = self._stores.get(key)
-            if store is None:
-                rows = (fields["name"], fields["first"], fields["stop"])
-                store = self._stores[key] = TableStore(*rows, fields["width"], fields["dtype"])
-                self._load(store, fields)
-            store.has_values |= not store.part.size
-        asked = fields["fills"] and not store.has_values
-        ready = store.initialised(0.0 if asked else WAIT_SECONDS)
-        reply = {"version": store.version, "source": store.source, "restored": store.restored}
-        return {**reply, "ready": ready, "fill": asked and not ready}, ()
-
-    def _fill(self, _: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
-        """Set the first values of some rows of a table."""
-        store = self._stores.get(fields["store"])
-        if not isinstance(store, TableStore):
-            return {"unknown": True}, ()
-        if not store.has_values:
-            store.fill(fields["row"], arrays[0])
-            if fields["last"]:
-                store.source = "initial values"
-                store.begin()
-        return {}, ()
-
-    def _lookup(self, _: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
-        """Return rows by their numbers."""
-        store = self._known(fields["store"])
-        if not isinstance(store, TableStore):
-            return {"unknown": True}, ()
-        if fields["settles"]:
-            store.settle(fields["after"])
-        if not store.applied(fields["after"], WAIT_SECONDS):
-            return {"wait": True}, ()
-        version = store.version
-        return {"version": version}, (store.lookup(arrays[0]),)
-
-    def _push_rows(self, caller: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
-        """Update rows at once."""
-        store = self._known(fields["store"])
-        if not isinstance(store, TableStore):
-            return {"unknown": True}, ()
-        numbers, gradients = arrays
-        given = (fields["count"], fields["seen"], caller, fields["number"])
-        stale = store.push_rows(numbers, gradients, *given)
-        self._save(fields["store"], store)
-        return {"version": store.version, "stale": stale}, ()
-
-    def _contribute_rows(self, _: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
-        """Add rows to a synchronous update."""
-        store = self._known(fields["store"])
-        if not isinstance(store, TableStore):
-            return {"unknown": True}, ()
-        numbers, gradients = arrays
-        given = (fields["count"], fields["update"], fields["share"], fields["of"])
-        store.contribute_rows(numbers, gradients, *given)
-        self._save(fields["store"], store)
-        return {}, ()
-
-    # --- checkpoints ---
-
-    def _known(self, key: str) -> ParameterStore | None:
-        store = self._stores.get(key)
-        return store if store is not None and store.has_values else None
-
-    def _push(self, caller: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
-        """Update with gradients at once; returns the new parameters."""
-        store = self._known(fields["store"])
-        if store is None:
-            return {"unknown": True}, ()
-        (gradients,) = arrays
-        stale = store.push(gradients, fields["count"], fields["seen"], caller, fields["number"])
-        self._save(fields["store"], store)
-        return {"version": store.version, "stale": stale}, (store.parameters,)
-
-    def _contribute(self, _: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
-        """Add a share to a synchronous update."""
-        store = self._known(fields["store"])
-        if store is None:
-            return {"unknown": True}, ()
-        store.contribute(
-            arrays[0], fields["count"], fields["update"], fields["share"], fields["of"]
-        )
-        self._save(fields["store"], store)
-        return {}, ()
-
-    def _pull(self, _: str, fields: Mapping[str, Any], __: Arrays) -> Reply:
-        """Return the parameters, if they are newer."""
-        store = self._known(fields["store"])
-        if store is None:
-            return {"unknown": True}, ()
-        store.settle(fields["after"])
-        version = store.version  # before the values, which may be newer
-        newer = version != fields["seen"]
-        return {"version": version}, (store.parameters,) if newer else ()
-
-    def _configure(self, _: str, fields: Mapping[str, Any], __: Arrays) -> Reply:
-        """Change the optimizer's settings."""
-        store = self._known(fields["store"])
-        if store is None:
-            return {"unknown": True}, ()
-        store.configure(registry.deserialize(json.loads(fields["optimizer"]), {}))
-        return {}, ()
-
-    def _assign(self, _: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
-        """Set the parameters."""
-        store = self._known(fields["store"])
-        if store is None:
-            return {"unknown": True}, ()
-        store.set(arrays[0], {}, store.version + 1)
-        return {"version": store.version}, ()
-
-    def _slots(self, _: str, fields: Mapping[str, Any], __: Arrays) -> Reply:
-        """Return copies of the slots."""
-        store = self._known(fields["store"])
-        if store is None:
-            return {"unknown": True}, ()
-        found, version = store.snapshot()
-        names = [name for name in found if name != "parameters"]
-        return {"names": names, "version": version}, [found[name] for name in names]
+            return {"workers": workers, "stores": self._stores.counts(), "dropped": dropped}, ()
 
     # --- fit ---
 
@@ -387,6 +175,8 @@ class ParameterService:
             if not self._changed.wait_for(lambda: number in self._fits, WAIT_SECONDS):
                 return {"wait": True}, ()
             fit = self._fits[number]
+            if fit.is_restored and fit.spec != given:  # of a job before, with other arguments
+                fit = self._fits[number] = Fit(given, fields["workers"], self._aggregation)
         if fit.spec != given:
             raise MismatchError(
                 f"[parameter server] fit on {fields['task']} has {given}, but the chief "
@@ -464,18 +254,6 @@ class ParameterService:
 _METHODS: Mapping[str, Callable[[ParameterService, str, Mapping[str, Any], Arrays], Reply]] = {
     "join": ParameterService._join,
     "status": ParameterService._status,
-    "register": ParameterService._register,
-    "push": ParameterService._push,
-    "contribute": ParameterService._contribute,
-    "pull": ParameterService._pull,
-    "configure": ParameterService._configure,
-    "assign": ParameterService._assign,
-    "slots": ParameterService._slots,
-    "register_table": ParameterService._register_table,
-    "fill": ParameterService._fill,
-    "lookup": ParameterService._lookup,
-    "push_rows": ParameterService._push_rows,
-    "contribute_rows": ParameterService._contribute_rows,
     "begin": ParameterService._begin,
     "next": ParameterService._next,
     "newest": ParameterService._newest,

@@ -43,7 +43,7 @@ class ParameterServer:
     Args:
         name: The task: "/job:ps/task:0".
         address: Its `host:port`.
-        identity: This worker's name for its connections.
+        identity: This worker's name, unique among processes.
         secret: The cluster's secret.
         timeout: Seconds to wait for the task if it is not up, or lost.
         connected: Called after each new connection, before any other call goes over it.
@@ -62,7 +62,8 @@ class ParameterServer:
         connected: Callable[[ParameterServer], None],
     ) -> None:
         self.name = name
-        self._address, self._identity = address, identity
+        self._address, self.identity = address, identity
+        self._connections = 0
         self._secret, self._timeout, self._connected = secret, timeout, connected
         self._channel: Channel | None = None
         self._waiting: dict[tuple[Channel, int], Answer] = {}
@@ -170,7 +171,10 @@ class ParameterServer:
                         f"[parameter server] the process at {self._address} is an earlier one of "
                         f"{self.name}, which a newer one has replaced; end it"
                     )
-                channel = peer.open(self._identity, self._take, self._lose, is_clients=True)
+                # A name for each: the end of an earlier connection is not taken for this one's.
+                self._connections += 1
+                name = f"{self.identity}.{self._connections}"
+                channel = peer.open(name, self._take, self._lose, is_clients=True)
                 break
             except JoinError as error:  # it may have ended between the two
                 if time.monotonic() > deadline:

@@ -91,7 +91,7 @@ def test_a_service_that_restarts_goes_on_from_its_checkpoint(tmp_path: Path) -> 
     assert service.call("a", "register", fields, values)[0]["ready"]
     gradients = np.ones_like(values[0])
     for number in (1, 2):
-        push = {"store": "key", "count": 1.0, "seen": 0, "number": number}
+        push = {"store": "key", "count": 1.0, "seen": 0, "number": number, "worker": "a"}
         reply, (before,) = service.call("a", "push", push, [gradients.copy()])
     assert reply["version"] == 2
     path = checkpoint.part_path(tmp_path, "key", 0, 1)

@@ -73,6 +73,7 @@ def _await_epochs(path: Path, count: int, deadline: float) -> None:
 
 
 @pytest.mark.torture
+@pytest.mark.timeout(DEADLINE + 60)
 @pytest.mark.parametrize("update", ["async", "sync"])
 def test_a_hundred_random_kills_of_each_role(tmp_path: Path, update: str) -> None:
     program, said = tmp_path / "program.py", tmp_path / "said"

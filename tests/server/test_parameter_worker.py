@@ -140,7 +140,7 @@ def test_what_cannot_be_is_said_in_one_line(
     with strategy.scope():
         model = ar.nn.Sequential([ar.nn.BatchNorm(), ar.nn.Dense(2)])
         model.compile("sgd", LOSS)
-    with pytest.raises(UnsupportedError, match="use LayerNormalization"):
+    with pytest.raises(UnsupportedError, match="use LayerNorm"):
         model.fit(x, y, verbose=0)
     with pytest.raises(UsageError, match='for update="sync"'):
         ar.ParameterServerStrategy(replicas_to_aggregate=2)

@@ -1,0 +1,281 @@
+"""The methods of every parameter server: its parts of arenas and tables, and their checkpoints."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from allreduce.errors import MismatchError, UsageError
+from allreduce.events import logger
+from allreduce.optim import registry
+from allreduce.parameters import checkpoint
+from allreduce.parameters.checkpoint import Contents, Writer
+from allreduce.parameters.partition import Part
+from allreduce.parameters.store import ParameterStore
+from allreduce.parameters.table import TableStore
+
+Arrays = Sequence[np.ndarray]
+Reply = tuple[dict[str, Any], Arrays]
+
+WAIT_SECONDS = 1.0  # that a call may wait for something, before the worker asks again
+
+
+class Stores:
+    """What one server holds; safe to use from several threads.
+
+    Every method takes small plain arguments and arrays, and returns plain results and arrays. The
+    result {"unknown": True} says that this server does not have the store, as it has restarted.
+
+    Args:
+        saved: Called when a store begins to write a checkpoint.
+    """
+
+    def __init__(self, saved: Callable[[], None]) -> None:
+        self._saved = saved
+        self._stores: dict[str, ParameterStore] = {}
+        self._writers: dict[str, Writer] = {}
+        self._files: dict[str, Path] = {}
+        self._making = threading.Lock()
+
+    def call(self, method: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
+        """Run one method.
+
+        Raises:
+            UsageError: There is no such method.
+        """
+        found = _METHODS.get(method)
+        if found is None:
+            raise UsageError(f"[parameter server] there is no method {method!r}")
+        return found(self, fields, arrays)
+
+    def counts(self) -> dict[str, Any]:
+        """Return the number of updates and the staleness of gradients, by store."""
+        return {
+            key: {"updates": store.version, "staleness": sorted(store.staleness.items())}
+            for key, store in list(self._stores.items())
+        }
+
+    def _register(self, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
+        """Make a store, or find it; with arrays, give values to one that has none."""
+        key, part = fields["store"], Part.of_json(fields["part"])
+        with self._making:
+            store = self._stores.get(key)
+            if store is None:
+                optimizer = registry.deserialize(json.loads(fields["optimizer"]), {})
+                store = ParameterStore(part, optimizer, fields["dtype"], fields["servers"])
+                self._stores[key] = store
+                self._load(store, fields)
+            elif store.part != part:
+                raise MismatchError(
+                    f"[parameter server] {fields['task']} describes other variables than the "
+                    "worker that came first; make the same model on all workers"
+                )
+            if arrays and not store.has_values:
+                parameters, *slots = arrays
+                store.set(
+                    parameters, dict(zip(fields["slots"], slots, strict=True)), fields["version"]
+                )
+                store.source = f"the values of {fields['task']}"
+        ready = store.initialised(WAIT_SECONDS)
+        return {
+            "ready": ready,
+            "version": store.version,
+            "source": store.source,
+            "restored": store.restored,
+        }, ()
+
+    def _known(self, key: str) -> ParameterStore | None:
+        store = self._stores.get(key)
+        return store if store is not None and store.has_values else None
+
+    def _push(self, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
+        """Update with gradients at once; returns the new parameters."""
+        store = self._known(fields["store"])
+        if store is None:
+            return {"unknown": True}, ()
+        (gradients,) = arrays
+        stale = store.push(
+            gradients, fields["count"], fields["seen"], fields["worker"], fields["number"]
+        )
+        self._save(fields["store"], store)
+        return {"version": store.version, "stale": stale}, (store.parameters,)
+
+    def _contribute(self, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
+        """Add a share to a synchronous update."""
+        store = self._known(fields["store"])
+        if store is None:
+            return {"unknown": True}, ()
+        store.contribute(
+            arrays[0], fields["count"], fields["update"], fields["share"], fields["of"]
+        )
+        self._save(fields["store"], store)
+        return {}, ()
+
+    def _pull(self, fields: Mapping[str, Any], _: Arrays) -> Reply:
+        """Return the parameters, if they are newer."""
+        store = self._known(fields["store"])
+        if store is None:
+            return {"unknown": True}, ()
+        store.settle(fields["after"])
+        version = store.version  # before the values, which may be newer
+        newer = version != fields["seen"]
+        return {"version": version}, (store.parameters,) if newer else ()
+
+    def _configure(self, fields: Mapping[str, Any], _: Arrays) -> Reply:
+        """Change the optimizer's settings."""
+        store = self._known(fields["store"])
+        if store is None:
+            return {"unknown": True}, ()
+        store.configure(registry.deserialize(json.loads(fields["optimizer"]), {}))
+        return {}, ()
+
+    def _assign(self, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
+        """Set the parameters."""
+        store = self._known(fields["store"])
+        if store is None:
+            return {"unknown": True}, ()
+        store.set(arrays[0], {}, store.version + 1)
+        return {"version": store.version}, ()
+
+    def _slots(self, fields: Mapping[str, Any], _: Arrays) -> Reply:
+        """Return copies of the slots."""
+        store = self._known(fields["store"])
+        if store is None:
+            return {"unknown": True}, ()
+        found, version = store.snapshot()
+        names = [name for name in found if name != "parameters"]
+        return {"names": names, "version": version}, [found[name] for name in names]
+
+    # --- tables ---
+
+    def _register_table(self, fields: Mapping[str, Any], _: Arrays) -> Reply:
+        """Make the rows of a table, or find them; one worker is asked to fill new ones."""
+        key = fields["store"]
+        with self._making:
+            store = self._stores.get(key)
+            if store is None:
+                rows = (fields["name"], fields["first"], fields["stop"])
+                store = self._stores[key] = TableStore(*rows, fields["width"], fields["dtype"])
+                self._load(store, fields)
+            store.has_values |= not store.part.size
+        asked = fields["fills"] and not store.has_values
+        ready = store.initialised(0.0 if asked else WAIT_SECONDS)
+        reply = {"version": store.version, "source": store.source, "restored": store.restored}
+        return {**reply, "ready": ready, "fill": asked and not ready}, ()
+
+    def _fill(self, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
+        """Set the first values of some rows of a table."""
+        store = self._stores.get(fields["store"])
+        if not isinstance(store, TableStore):
+            return {"unknown": True}, ()
+        if not store.has_values:
+            store.fill(fields["row"], arrays[0])
+            if fields["last"]:
+                store.source = "initial values"
+                store.begin()
+        return {}, ()
+
+    def _lookup(self, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
+        """Return rows by their numbers."""
+        store = self._known(fields["store"])
+        if not isinstance(store, TableStore):
+            return {"unknown": True}, ()
+        if fields["settles"]:
+            store.settle(fields["after"])
+        if not store.applied(fields["after"], WAIT_SECONDS):
+            return {"wait": True}, ()
+        version = store.version
+        return {"version": version}, (store.lookup(arrays[0]),)
+
+    def _push_rows(self, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
+        """Update rows at once."""
+        store = self._known(fields["store"])
+        if not isinstance(store, TableStore):
+            return {"unknown": True}, ()
+        numbers, gradients = arrays
+        given = (fields["count"], fields["seen"], fields["worker"], fields["number"])
+        stale = store.push_rows(numbers, gradients, *given)
+        self._save(fields["store"], store)
+        return {"version": store.version, "stale": stale}, ()
+
+    def _contribute_rows(self, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
+        """Add rows to a synchronous update."""
+        store = self._known(fields["store"])
+        if not isinstance(store, TableStore):
+            return {"unknown": True}, ()
+        numbers, gradients = arrays
+        given = (fields["count"], fields["update"], fields["share"], fields["of"])
+        store.contribute_rows(numbers, gradients, *given)
+        self._save(fields["store"], store)
+        return {}, ()
+
+    # --- checkpoints ---
+
+    def _save_now(self, fields: Mapping[str, Any], _: Arrays) -> Reply:
+        """Write a checkpoint of a store, if there are updates since the latest one."""
+        store = self._known(fields["store"])
+        writer = self._writers.get(fields["store"])
+        if store is not None and writer is not None and store.version > store.saved:
+            writer.wait()
+            self._write(fields["store"], store, writer)
+        return {}, ()
+
+    def _load(self, store: ParameterStore, fields: Mapping[str, Any]) -> None:
+        """Read a new store's values from the checkpoint, if there is one."""
+        if fields["checkpoint"] is None:
+            return
+        key, folder = fields["store"], Path(fields["checkpoint"])
+        self._files[key] = checkpoint.part_path(folder, key, fields["index"], fields["servers"])
+        self._writers[key] = Writer()
+        store.every = fields["checkpoint_every"]
+        found = checkpoint.read_part(folder, key, store.part)
+        if found is None:
+            return
+        arrays, version = found
+        if isinstance(store, TableStore):  # whose optimizer is not known yet
+            store.add_slots([name for name in arrays if name != "parameters"])
+        slots = {name: array for name, array in arrays.items() if name in store.slots}
+        store.set(arrays["parameters"], slots, version)
+        store.source, store.restored = f"its checkpoint in {folder}", True
+        logger.warning(
+            "[parameter server] %s goes on from update %d, %s",
+            *(fields["server"], version, store.source),
+        )
+
+    def _save(self, key: str, store: ParameterStore) -> None:
+        """Write a store's part, if so many updates have been done since the latest checkpoint."""
+        writer = self._writers.get(key)
+        if writer is None or not store.is_due:
+            return
+        self._write(key, store, writer)
+
+    def _write(self, key: str, store: ParameterStore, writer: Writer) -> None:
+        def contents() -> Contents:
+            arrays, version = store.snapshot()
+            store.saved = version
+            return checkpoint.describe_part(store.part, arrays, version)
+
+        if writer.start(self._files[key], contents):
+            self._saved()
+
+
+_METHODS: Mapping[str, Callable[[Stores, Mapping[str, Any], Arrays], Reply]] = {
+    "register": Stores._register,
+    "push": Stores._push,
+    "contribute": Stores._contribute,
+    "pull": Stores._pull,
+    "configure": Stores._configure,
+    "assign": Stores._assign,
+    "slots": Stores._slots,
+    "register_table": Stores._register_table,
+    "fill": Stores._fill,
+    "lookup": Stores._lookup,
+    "push_rows": Stores._push_rows,
+    "contribute_rows": Stores._contribute_rows,
+    "save": Stores._save_now,
+}

@@ -1,0 +1,98 @@
+"""The options of ParameterServerStrategy, checked; what it needs of the cluster and of steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from allreduce.cluster.spec import ClusterSpec, own_task
+from allreduce.devices.integers import integer
+from allreduce.errors import UnsupportedError, UsageError
+from allreduce.graph.replicate.compiled import Compiled
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """The options of `ParameterServerStrategy`, which says what they mean; equal on all workers."""
+
+    update: str
+    replicas_to_aggregate: int
+    total_replicas: int
+    staleness: int | None
+    checkpoint: str | None
+    checkpoint_every: int
+
+    @classmethod
+    def of(
+        cls,
+        workers: int,
+        update: Any,
+        size: int | None,
+        total: int | None,
+        staleness: int | None,
+        checkpoint: str | PathLike[str] | None,
+        every: int,
+    ) -> ServerOptions:
+        """Check the strategy's arguments, and complete them.
+
+        Raises:
+            UsageError: One makes no sense, or not with the others.
+        """
+        if update not in ("async", "sync"):
+            raise UsageError(f'update is "async" or "sync", not {update!r}')
+        if update == "async" and (size is not None or total is not None):
+            raise UsageError('replicas_to_aggregate and total_replicas are for update="sync"')
+        if update == "sync" and staleness is not None:
+            raise UsageError("staleness is for asynchronous updates; synchronous ones have none")
+        size = integer("replicas_to_aggregate", workers if size is None else size, 1)
+        return cls(
+            update,
+            size,
+            integer("total_replicas", size if total is None else total, size),
+            None if staleness is None else integer("staleness", staleness, 0),
+            None if checkpoint is None else str(Path(checkpoint).absolute()),
+            integer("checkpoint_every", every, 1),
+        )
+
+
+def find_workers(cluster: Any) -> tuple[ClusterSpec, tuple[str, int], list[tuple[str, int]]]:
+    """Return the cluster, this process's task, and the tasks of all workers, the chief first.
+
+    Raises:
+        UsageError: This process is no worker of a cluster with `ps` tasks.
+    """
+    found = own_task()
+    if found is None:
+        raise UsageError(
+            "ParameterServerStrategy needs a cluster with ps tasks: start the program with `python "
+            "-m allreduce.run --cluster ps=1,worker=2`, or set ALLREDUCE_CLUSTER and ALLREDUCE_TASK"
+        )
+    spec, job, number = found
+    spec = spec if cluster is None else ClusterSpec(cluster)
+    tasks = [(j, n) for j, n, _ in spec if j in ("chief", "master", "worker")]
+    if not spec.num_tasks("ps"):
+        raise UsageError(f"ParameterServerStrategy: the cluster has no ps task, only {spec.jobs}")
+    if (job, number) not in tasks:
+        raise UsageError(
+            f"ParameterServerStrategy on {job}:{number}: it is for workers; a ps task runs `python "
+            "-m allreduce.server`"
+        )
+    return spec, (job, number), tasks
+
+
+def check_assignments(compiled: Compiled) -> None:
+    """Refuse steps that assign variables, whose values no server would know.
+
+    Raises:
+        UnsupportedError: The step assigns one.
+    """
+    for node in compiled.graph.nodes:
+        if node.op == "assign":
+            name = node.attrs["variable"].name
+            raise UnsupportedError(
+                f"{node.source}: the step assigns variable {name!r} (as BatchNorm does), which "
+                "parameter servers do not carry between workers; use LayerNorm, or "
+                "ar.MultiWorkerMirroredStrategy"
+            )
