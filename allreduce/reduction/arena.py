@@ -61,6 +61,7 @@ class Arena:
         slots: The names of the optimizer's per-parameter state: "m", "v".
         allocate: Returns a zeroed, aligned, private array of `size` elements of `dtype`.
         allocate_gradients: The same, in memory that collectives can map, if there is any.
+        divisor: An array of one element; by default on the host.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Arena:
         slots: Sequence[str],
         allocate: Callable[[int, np.dtype[Any]], np.ndarray],
         allocate_gradients: Callable[[int, np.dtype[Any]], np.ndarray],
+        divisor: np.ndarray | None = None,
     ) -> None:
         self.layout = layout
         self.parameters = allocate(layout.size, layout.dtype)
@@ -76,7 +78,7 @@ class Arena:
         self.slots = {name: allocate(layout.size, layout.dtype) for name in slots}
         self.sums: dict[int, np.ndarray] = {}  # of own slices that lie by themselves, by bucket
         # The count of samples, or more where gradients are clipped by their norm.
-        self.divisor = allocate(1, layout.dtype)
+        self.divisor = np.ones(1, layout.dtype) if divisor is None else divisor
         self.iterations = 0
         self.number = 0  # of the update that is under way, from 1
         self.loaded: dict[str, np.ndarray] = {}  # slots that are set by the next step

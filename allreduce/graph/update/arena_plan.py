@@ -355,7 +355,9 @@ class ArenaAllocator:
             maps_all: Whether the replicas also map parameters and slots.
         """
         shared = self.private if self.communicator is None else self.symmetric
-        return Arena(self.layout, slots, shared if maps_all else self.private, shared)
+        dtype = self.layout.dtype
+        divisor = self.device.allocate(dtype.itemsize).array(dtype, (1,))
+        return Arena(self.layout, slots, shared if maps_all else self.private, shared, divisor)
 
     def sums(self, buckets: Sequence[Bucket]) -> dict[int, np.ndarray]:
         """Allocate the sums of this replica's slices, by bucket."""
