@@ -22,6 +22,7 @@ Note = Callable[[float, float], None]
 # Seconds to join the thread. A source that blocks forever (a dead network file system) must not
 # block the exit; its thread is a daemon.
 _JOIN_SECONDS = 5.0
+_BATCHES = 3  # in use at once: of the step that runs, of the one before it, and the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,7 @@ class Stager:
         self._streams = [
             None if device.reads_host else device.own(TO_DEVICE) for device in self._devices
         ]
+        self._reserved: set[tuple[Any, ...]] = set()  # replicas and rows that there is room for
         self._began: float | None = None  # when the batch's first copy was started
 
     @property
@@ -161,7 +163,11 @@ class Stager:
             return rows if own else rows.copy()
         if self._began is None:
             self._began = time.perf_counter()
-        there = device.allocate(rows.nbytes).array(rows.dtype, rows.shape)
+        kind = (replica, rows.dtype, rows.shape[1:])
+        if kind not in self._reserved:  # the first batch: later ones are not larger
+            self._reserved.add(kind)
+            device.reserve(rows.nbytes, _BATCHES)
+        there = device.allocate(rows.nbytes, zero=False).array(rows.dtype, rows.shape)
         device.copy(there, rows, stream)
         stream.hold(rows, there)  # even if the batch fails: another array may not fit
         return there

@@ -66,6 +66,14 @@ class Stream(ABC):
             arguments: The caller keeps them alive until then, by `hold` or otherwise.
         """
 
+    def rehearse(self, work: Callable[..., object], *arguments: Any) -> None:  # noqa: B027
+        """Prepare for `launch` of the same: take memory and load code, but change nothing.
+
+        Args:
+            work: Is called now, on streams that prepare something, and computes nothing.
+            arguments: May be `Device.blank` arrays.
+        """
+
     @abstractmethod
     def record(self, event: Event) -> None:
         """Set `event` to the end of the work enqueued so far."""
@@ -150,6 +158,14 @@ class Device(ABC):
         """As `allocate`, for an array that the program gets and may use on streams of its own."""
         return self.allocate(nbytes, zero=False)
 
+    def reserve(self, nbytes: int, count: int) -> None:  # noqa: B027
+        """Take memory for so many copies from the host at a time; they allocate none then.
+
+        Args:
+            nbytes: Of each.
+            count: How many.
+        """
+
     @abstractmethod
     def adopt(self, array: Any) -> Any:
         """Give the flat byte array over `array`'s memory; nothing is copied, its owner stays alive.
@@ -223,6 +239,10 @@ class Device(ABC):
             limit: …
         """
         set_divisor(divisor, count, sum_of_squares([gradients]), limit)
+
+    def blank(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
+        """Return an array without memory, or with any, for `Stream.rehearse`."""
+        return np.empty(shape, dtype)
 
     def check(self) -> None:  # noqa: B027  # few kinds of devices find errors late
         """Raise what the device's finished work has found wrong in its inputs."""

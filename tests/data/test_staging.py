@@ -59,10 +59,10 @@ def test_memory_stays_while_it_is_copied_to(monkeypatch: pytest.MonkeyPatch) -> 
     gpu = far.device("GPU:0")
     allocate, stream = gpu.allocate, gpu.own("host-to-device")
 
-    def has_no_room_for_labels(nbytes: int, contents: Any = ()) -> Any:
+    def has_no_room_for_labels(nbytes: int, *, zero: bool = True) -> Any:
         if nbytes == 8:
             raise MemoryError("for labels")
-        return allocate(nbytes, contents)
+        return allocate(nbytes, zero=zero)
 
     monkeypatch.setattr(gpu, "allocate", has_no_room_for_labels)
     dataset = [(np.ones((2, 3), np.float32), np.ones((2, 1), np.float32))]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,51 @@ def test_modes_for_finding_errors_work_on_gpus() -> None:
     assert "NumericsError" in numerics, done.stderr
     assert "9 Inf" in numerics
     assert 'no kernel of own, so place it with ar.device("CPU:0")' in missing
+
+
+QUIET = """
+import os
+import numpy as np
+import allreduce as ar
+from allreduce.graph.execute.bound_program import BoundProgram
+
+run = BoundProgram.run
+
+def marked(self, *arguments):
+    os.write(2, b"begins a step\\n")
+    try:
+        return run(self, *arguments)
+    finally:
+        os.write(2, b"ends a step\\n")
+
+BoundProgram.run = marked
+nn, x = ar.nn, np.random.default_rng(0).standard_normal((80, 20, 20, 3)).astype(np.float32)
+with ar.MirroredStrategy().scope():
+    model = nn.Sequential([
+        nn.Conv2D(4, 3, activation="relu"), nn.MaxPool2D(2), nn.BatchNorm(), nn.Flatten(),
+        nn.Dropout(0.1), nn.Dense(5),
+    ])
+    loss = nn.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=ar.optim.Lamb(1e-3, clip_norm=1.0, ema_momentum=0.9), loss=loss)
+model.fit(x, np.arange(80) % 5, batch_size=32, epochs=2, verbose=0)
+"""
+
+
+def test_steps_take_no_memory_and_load_no_kernels() -> None:
+    command = [sys.executable, "-c", QUIET]
+    own = {**os.environ, "STANDIN_LOG": "1"}
+    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr[-2000:]
+    running = 0
+    found = {is_running: Counter[str]() for is_running in (False, True)}
+    for line in done.stderr.splitlines():
+        running += line.startswith("begins a step") - line.startswith("ends a step")
+        if line.startswith("stand-in driver: cu"):
+            found[running > 0][line.split()[-1]] += 1
+    assert found[True]["cuLaunchKernel"] > 100
+    for name in ("cuMemAlloc_v2", "cuModuleLoadData", "cuFuncLoad", "cuMemHostAlloc"):
+        assert found[False][name] > 0, name
+        assert found[True][name] == 0, (name, found[True])
 
 
 LATE = """

@@ -32,6 +32,7 @@ _FLAWS = {
         "it takes is NaN"
     ),
 }
+_NOWHERE = 512  # the address of arrays that no kernel is launched with
 _COPIES = "host-to-device"  # the stream of copies that the host waits for
 
 
@@ -163,6 +164,11 @@ class CudaDevice(Device):
             stream.synchronize()
         return made
 
+    def reserve(self, nbytes: int, count: int) -> None:
+        pools = (self.card.memory, self.card.pinned)
+        taken = [pool.block(nbytes) for pool in pools for _ in range(count)]
+        del taken  # all at once: they are idle now
+
     def adopt(self, array: Any) -> Any:
         return arrays.adopt(array, self.card.ordinal)
 
@@ -255,6 +261,11 @@ class CudaDevice(Device):
     def clip(self, divisor: Any, gradients: Any, count: Any, limit: float) -> None:
         optimizers.clip(divisor, gradients, count, limit)
 
+    def blank(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
+        kind = np.dtype(dtype)
+        nbytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        return arrays.flat_view(_NOWHERE, nbytes, None, self.card.ordinal).view(kind).reshape(shape)
+
     def constant(self, value: npt.NDArray[Any]) -> Any:
         there = self.allocate(value.nbytes, zero=False).array(value.dtype, value.shape)
         self.copy(there, np.ascontiguousarray(value).reshape(value.shape))
@@ -314,9 +325,7 @@ class CudaDevice(Device):
         """Return memory for a kernel's use on the current stream."""
         kind = np.dtype(dtype)
         nbytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-        made = self.allocate(nbytes, zero=False).array(kind, shape)
-        current_stream().scratch.append(made)
-        return made
+        return current_stream().scratch(nbytes).view(kind).reshape(shape)
 
     def stream(self, name: str) -> CudaStream:
         return CudaStream(self, name)

@@ -18,6 +18,9 @@ from allreduce.errors import OutOfMemoryError
 
 _STEP = 512  # bytes: what CUDA aligns memory to
 _LARGE = 1 << 20  # bytes; above, sizes are multiples of this
+# Bytes: smaller blocks are cut from slabs, of which a step of any kind finds enough.
+_SMALL, _SLAB = 1 << 14, 1 << 20
+_WASTE = 4  # an idle block that is so many times as large is better than a new one
 
 
 def rounded(nbytes: int) -> int:
@@ -60,6 +63,7 @@ class Pool:
         self._lock = threading.RLock()  # a finalizer may run in the middle of an allocation
         self._idle: dict[int, list[int]] = {}
         self._in_use: list[tuple[Awaited, int, int]] = []  # released blocks, until their events
+        self._slabs: list[int] = []
         self.nbytes = 0
 
     def block(self, nbytes: int, last_use: LastUse | None = None) -> Block:
@@ -75,6 +79,7 @@ class Pool:
         size = rounded(nbytes)
         with self._lock:
             self._collect()
+            size = next((each for each in self._fitting(size) if self._idle.get(each)), size)
             idle = self._idle.get(size)
             address = idle.pop() if idle else self._fresh(size)
         made = Block(address, size)
@@ -87,7 +92,20 @@ class Pool:
             self._in_use.remove(entry)
             self._idle.setdefault(entry[2], []).append(entry[1])
 
+    def _fitting(self, size: int) -> list[int]:
+        """List the sizes of blocks that may serve for one, best first: none is much larger."""
+        return [size, *sorted(each for each in list(self._idle) if size < each <= _WASTE * size)]
+
     def _fresh(self, size: int) -> int:
+        if size > _SMALL:
+            return self._taken(size)
+        start = self._taken(_SLAB)
+        self._slabs.append(start)
+        cut = range(start, start + _SLAB // size * size, size)
+        self._idle.setdefault(size, []).extend(cut[1:])
+        return start
+
+    def _taken(self, size: int) -> int:
         try:
             address = self._take(size)
         except OutOfMemoryError:
@@ -105,10 +123,10 @@ class Pool:
                 self._in_use.append((event, address, size))
 
     def trim(self) -> None:
-        """Free the blocks that are not in use."""
+        """Free the blocks that are not in use, but for small ones, whose slabs stay."""
         with self._lock:
             for size, addresses in self._idle.items():
-                while addresses:
+                while addresses and size > _SMALL:
                     self._free(addresses.pop())
                     self.nbytes -= size
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from allreduce.devices.base import COLLECTIVE, Event, Stream
@@ -12,6 +13,7 @@ from allreduce.errors import InternalError
 
 # Collectives first: whatever else runs, other ranks wait for them.
 _URGENT = (COLLECTIVE,)
+_SCRATCH_STEP = 512  # bytes: aligned as CUDA's memory is
 
 
 class CudaEvent(Event):
@@ -61,20 +63,33 @@ class CudaStream(Stream):
         priority = greatest if name in _URGENT else least
         self.handle = call(api.cuStreamCreateWithPriority, flags, priority)
         self.address = int(self.handle)
-        self.scratch: list[Any] = []  # memory of the running launch, held until it is done
+        self._scratch = Scratch(device)
+        self._launching = threading.RLock()  # one launch's kernels share the scratch memory
         self.blas: Any = None  # blas.py's handle for it
 
     def launch(self, work: Callable[..., object], *arguments: Any) -> None:
         """Call `work` now; what it launches goes to this stream."""
         self.device.enter()
-        before, _here.stream = _here.stream, self
+        with self._launching, self._scratch.frame() as outgrown:
+            before, _here.stream = _here.stream, self
+            try:
+                work(*arguments)
+            finally:
+                _here.stream = before
+                if outgrown:
+                    self.hold(*outgrown)
+
+    def rehearse(self, work: Callable[..., object], *arguments: Any) -> None:
+        """Load the kernels and take the memory that `work` will need; launch nothing."""
+        before, _here.rehearses = _here.rehearses, True
         try:
-            work(*arguments)
+            self.launch(work, *arguments)
         finally:
-            _here.stream = before
-            if self.scratch:
-                self.hold(*self.scratch)
-                self.scratch.clear()
+            _here.rehearses = before
+
+    def scratch(self, nbytes: int) -> Any:
+        """Return memory for the running launch as a flat array of bytes."""
+        return self._scratch.take(nbytes)
 
     def record(self, event: Event) -> None:
         self.device.enter()
@@ -89,8 +104,46 @@ class CudaStream(Stream):
         call(api.cuStreamSynchronize, self.handle)
 
 
+class Scratch:
+    """Memory for kernels' intermediate results, which the launches of one stream share.
+
+    Launches of a stream run in order, so that each may overwrite what earlier ones have used. It
+    grows to what the largest launch needs, which a rehearsal finds before the first step.
+
+    Args:
+        device: Allocates it.
+    """
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._buffer: Any = None
+        self._used = 0  # bytes, by the launches that are under way
+        self._outgrown: list[Any] = []
+
+    @contextmanager
+    def frame(self) -> Iterator[list[Any]]:
+        """Give back at the end of a with block what it took; yields what the block outgrew."""
+        used, outgrown, self._outgrown = self._used, self._outgrown, []
+        try:
+            yield self._outgrown
+        finally:
+            self._used, self._outgrown = used, outgrown
+
+    def take(self, nbytes: int) -> Any:
+        size = -(-nbytes // _SCRATCH_STEP) * _SCRATCH_STEP
+        if self._buffer is None or self._used + size > self._buffer.nbytes:
+            if self._buffer is not None:
+                self._outgrown.append(self._buffer)
+            contents = [(self._used + size, "intermediate results of kernels")]
+            self._buffer = self._device.allocate(self._used + size, contents, zero=False)
+        found = self._buffer.bytes[self._used : self._used + nbytes]
+        self._used += size
+        return found
+
+
 class _Here(threading.local):
     stream: CudaStream | None = None
+    rehearses = False
 
 
 _here = _Here()
@@ -100,6 +153,11 @@ def current_stream() -> CudaStream:
     """Return the stream that the running `CudaStream.launch` enqueues on."""
     assert _here.stream is not None, "kernels are called by a stream's launch"
     return _here.stream
+
+
+def rehearses() -> bool:
+    """Return whether kernels are only loaded, and nothing is launched."""
+    return _here.rehearses
 
 
 def _own(event: Event) -> CudaEvent:

@@ -80,6 +80,10 @@ class BoundProgram:
         self._parts = [self._part(each) for each in self.program.instructions]
         self._bind = partial(self._at_once, threads) if threads > 1 else self._in_order
         self.steps = self._bind(self._parts)
+        frame.samples.clear()
+        if frame.queues.any:  # memory that the first step finds
+            frame.bring_numbers()
+            frame.outputs.allocate()
         self.nbytes: int = frame.nbytes + _INSTRUCTION_BYTES * len(self._parts)
         self.nbytes += sum(each.nbytes for each in self._loops)
         self.nbytes += sum(each.nbytes for each in self._bodies)

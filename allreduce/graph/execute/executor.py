@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -82,8 +82,22 @@ class Executor:
             OutOfMemoryError: Memory is exhausted; the message names the largest values.
         """
         end(self.replica.runs)  # after an interrupt, threads may still be active
-        try:
+        with self._explaining_shortage():
             return self._run(feeds, info, batch)
+
+    def is_prepared(self, info: StepInfo) -> bool:
+        """Return whether a step finds the memory and kernels that its devices need."""
+        return not self._facts.beside_host or self._sizes(info) in self._bound
+
+    def prepare(self, info: StepInfo, batch: bool) -> None:
+        """Take memory and load kernels for steps like one; arguments and errors as of `run`."""
+        with self._explaining_shortage():
+            self._bound_for(info, batch)
+
+    @contextlib.contextmanager
+    def _explaining_shortage(self) -> Iterator[None]:
+        try:
+            yield
         except OutOfMemoryError:
             raise  # a device's error is complete
         except MemoryError as error:  # from NumPy, in a kernel or a loop
@@ -99,13 +113,20 @@ class Executor:
             f"model or batch, or fewer replicas per host{memory.largest()}"
         )
 
-    def _run(self, feeds: Sequence[np.ndarray], info: StepInfo, batch: bool) -> list[Output]:
-        sizes = (info.rows, info.rows_per_replica if self._joins_rows else None)
+    def _sizes(self, info: StepInfo) -> tuple[int, tuple[int, ...] | None]:
+        return info.rows, info.rows_per_replica if self._joins_rows else None
+
+    def _bound_for(self, info: StepInfo, batch: bool) -> BoundProgram:
+        sizes = self._sizes(info)
         bound = self._bound.get(sizes)
         if bound is None:
             bound = self._bound[sizes] = self._bind(info, batch)
             self._evict()
         self._bound.move_to_end(sizes)
+        return bound
+
+    def _run(self, feeds: Sequence[np.ndarray], info: StepInfo, batch: bool) -> list[Output]:
+        bound = self._bound_for(info, batch)
         try:
             return bound.run(feeds, info)
         except BaseException as error:

@@ -84,6 +84,7 @@ class Frame:
         self.received: dict[int, Callable[[], None]] = {}
         self.clocks: dict[int, Clock] = {}
         self.loops: dict[int, ScanLoop] = {}
+        self.samples: dict[int, Any] = {}  # of values that a step makes, while it is bound
         self.runtime: dict[str, np.ndarray] = {}
         self._total_rows = sum(info.rows_per_replica or ())
         self.watches = options.current().check_numerics
@@ -149,6 +150,17 @@ class Frame:
         if node.device is None or not self._brought:
             return node.inputs
         return tuple(self._brought.get((i, node.device), i) for i in node.inputs)
+
+    def sample(self, node: Node, i: int) -> Any:
+        """Return an array like an input of a node on a device, for `Queues.rehearse`."""
+        if i in self.values:
+            return self.values[i]
+        if i not in self.samples:
+            assert node.device is not None, node
+            made = self.facts.nodes.get(i) or self.program.given.get(i)
+            shape, dtype = ((), np.int64) if made is None else (self.shape(made), made.spec.dtype)
+            self.samples[i] = self.device(node.device).blank(shape, dtype)
+        return self.samples[i]
 
     def constant(self, node: Node, value: np.ndarray) -> Any:
         """Return a host array as one of a node's device."""

@@ -72,7 +72,10 @@ def _compute(frame: Frame, node: Node) -> Step:
     op, values, inputs, attrs = lookup(node.op), frame.values, frame.inputs(node), node.attrs
     assert node.device is not None, node
     view, kernel, target = op.view, op.kernel(node.device.kind), node.id
+    on_device = frame.queues.any and not node.device.on_host
     if view is not None:
+        if on_device:
+            frame.samples[target] = view(frame.sample(node, inputs[0]), attrs)
 
         def look() -> None:
             values[target] = view(values[inputs[0]], attrs)
@@ -82,6 +85,9 @@ def _compute(frame: Frame, node: Node) -> Step:
     if target not in frame.outputs.output_nodes:  # these have a new array in each step
         in_place = target in frame.in_place
         values[target] = frame.in_place[target] if in_place else frame.buffer(node)
+    if on_device and not op.users:  # theirs may do anything
+        samples = [frame.sample(node, i) for i in inputs]
+        _rehearse(frame, node, kernel, frame.sample(node, target), samples, attrs)
     kernel = frame.queues.on(node, kernel)
 
     def run() -> None:
@@ -95,6 +101,16 @@ def _compute(frame: Frame, node: Node) -> Step:
             raise
 
     return run
+
+
+def _rehearse(frame: Frame, node: Node, work: Callable[..., object], *arguments: Any) -> None:
+    try:
+        frame.queues.rehearse(node, work, *arguments)
+    except UsageError as error:
+        raise located(error, node.op, node.source, node.part) from None
+    except Exception as error:
+        blame(error, node)
+        raise
 
 
 def _read(frame: Frame, node: Node) -> Step:
@@ -138,7 +154,7 @@ def _store(frame: Frame, node: Node) -> Step:
     """Store a gradient, or the count of samples, in the arena."""
     is_count, (source,) = node.op == "store_count", frame.inputs(node)
     place = frame.arena(node).count if is_count else frame.gradient(node)
-    put = _putter(frame, node, adds="adds" in node.attrs)
+    put = _putter(frame, node, place, source, adds="adds" in node.attrs)
 
     def run() -> None:
         put(place, frame.values[source])
@@ -183,6 +199,8 @@ def _short_all_reduce(frame: Frame, node: Node, part: np.ndarray) -> Step:
     wire = device.allocate(part.size * dtype.itemsize).array(dtype, part.shape)
     start = frame.communicator.all_reduce_init(wire, op="sum", out=wire)
     before, after = device.own(COLLECTIVE), device.own(COMPUTE)
+    before.rehearse(device.assign, wire, part)
+    after.rehearse(device.assign, part, wire)
     frame.received[node.id] = partial(after.launch, device.assign, part, wire)
 
     def run() -> None:
@@ -228,12 +246,16 @@ def _named(frame: Frame, node: Node) -> dict[str, Any]:
 def _update_bucket(frame: Frame, node: Node) -> Step:
     arena, bucket, rule = frame.arena(node), node.attrs["bucket"], node.attrs["rule"]
     plan = node.attrs["plan"]
+    assert node.device is not None, node
     part = slice(bucket.parameters_start, bucket.stop)
     parameters, gradients = arena.parameters[part], arena.gradients[part]
     slots = {name: array[part] for name, array in arena.slots.items()}
     is_first, checksum = bucket.has_header, frame.checksum(node)
     count = arena.count if rule.clip_norm is None else arena.divisor
-    update = frame.queues.on(node, _update_of(node, bucket.paths(arena.layout)))
+    change = _update_of(node, bucket.paths(arena.layout))
+    if not node.device.on_host:
+        _rehearse(frame, node, change, parameters, gradients, slots, count, arena.iterations + 1)
+    update = frame.queues.on(node, change)
     begin = frame.queues.behind(node, begin_update) if is_first else begin_update
     is_shared = frame.replica.guard is not None  # another program's optimizer may hold the values
     is_remote = frame.replica.updates_remotely
@@ -349,11 +371,21 @@ def _scan_result(frame: Frame, node: Node) -> Step:
     return _nothing
 
 
-def _putter(frame: Frame, node: Node, adds: bool = False) -> Callable[..., object]:
-    """Return what sets an array of a node's device, or adds to it, on the device's stream."""
+def _putter(
+    frame: Frame, node: Node, place: Any = None, source: int | None = None, adds: bool = False
+) -> Callable[..., object]:
+    """Return what sets an array of a node's device, or adds to it, on the device's stream.
+
+    Args:
+        place: The array, if it is known yet.
+        source: The value that it is set to, if that is one of the program.
+    """
     assert node.device is not None, node
     device = frame.device(node.device)
-    return frame.queues.on(node, device.accumulate if adds else device.assign)
+    change = device.accumulate if adds else device.assign
+    if place is not None and source is not None and not node.device.on_host:
+        _rehearse(frame, node, change, place, frame.sample(node, source))
+    return frame.queues.on(node, change)
 
 
 def _nothing() -> None:

@@ -110,6 +110,12 @@ class Queues:
 
         return done
 
+    def rehearse(self, node: Node, work: Callable[..., object], *arguments: Any) -> None:
+        """Prepare a node's stream for `work`: a step takes no memory and loads no kernels."""
+        stream = self._streams.get(stream_of(node)) if self.any else None
+        if stream is not None:
+            stream.rehearse(work, *arguments)
+
     def behind(self, node: Node, check: Callable[..., object]) -> Callable[..., object]:
         """Return a host function that first waits for a node's stream."""
         stream = self._streams.get(stream_of(node)) if self.any else None

@@ -131,7 +131,9 @@ def gradient_norm(frame: Frame, node: Node) -> Step:
     arena, limit = frame.arena(node), node.attrs["rule"].clip_norm
     gradients = arena.gradients[arena.layout.header :]
     assert node.device is not None, node
-    clip = frame.queues.on(node, frame.device(node.device).clip)
+    device = frame.device(node.device)
+    frame.queues.rehearse(node, device.clip, arena.divisor, gradients, arena.count, limit)
+    clip = frame.queues.on(node, device.clip)
 
     def run() -> None:
         clip(arena.divisor, gradients, arena.count, limit)

@@ -229,10 +229,17 @@ class Replicator(Replicas):
             batch = arguments.rows is not None
             return compiled.executors[index].run(feeds, step_infos[index], batch)
 
+        def prepare(index: int) -> None:
+            compiled.executors[index].prepare(step_infos[index], arguments.rows is not None)
+
         try:
             if compiled.executors[0].replica.communicator is None:
                 results = [step(0)]
             else:
+                # All of them before any begins a collective, during which nothing may allocate.
+                pairs = zip(compiled.executors, step_infos, strict=True)
+                if not all(executor.is_prepared(info) for executor, info in pairs):
+                    self.on_replicas(prepare)
                 results = self.on_replicas(step)
         except BaseException:
             for _, plan in compiled.updates:

@@ -205,6 +205,14 @@ CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* 
   return found ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
+CUresult cuFuncLoad(CUfunction function) {
+  ENTER;
+  Lock lock(driver().mutex);
+  if (reinterpret_cast<Function*>(function)->launched.insert(current.back()).second)
+    await_device(lock, current.back());
+  return CUDA_SUCCESS;
+}
+
 CUresult cuLibraryLoadData(CUlibrary* library, const void* image, CUjit_option*, void**, unsigned,
                            CUlibraryOption*, void**, unsigned) {
   ENTER_PLAIN;
