@@ -18,7 +18,7 @@ from allreduce.events import logger
 from allreduce.server import task_pb2 as pb
 from allreduce.server.channel import Answer, Channel
 from allreduce.server.connect import Peer
-from allreduce.server.session import raise_failure
+from allreduce.server.requests import raise_failure
 
 _LOOK_SECONDS = 0.5
 _RETRY_SECONDS = 0.1

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from allreduce.cluster.spec import ClusterSpec, parse_task
 from allreduce.devices.options import start_logging
 from allreduce.errors import (
     AllreduceError,
-    InternalError,
     PeerLostError,
     TimeoutError,
     UnsupportedError,
@@ -42,6 +41,7 @@ from allreduce.server import task_pb2 as pb
 from allreduce.server.channel import Answer, Channel
 from allreduce.server.connect import Peer
 from allreduce.server.encode import configured, encode
+from allreduce.server.requests import Requests, described_error, has_failed
 
 # The master waits up to the timeout for tasks, then as long for their answers; beyond that, it
 # connects to them.
@@ -120,13 +120,9 @@ class Session(Refusing):
         self._name = f"client-{os.getpid()}-{secrets.token_hex(4)}"
         self._master = Peer(target.removeprefix("grpc://"), self._secret, self._timeout)
         self.cluster = ClusterSpec(self._master.hello.cluster)
-        self._channels: dict[str, Channel] = {}
-        self._waiting: dict[tuple[Channel, int], Answer] = {}
-        self._requests = 0
+        self._requests = Requests(self._name, self._secret, self._timeout)
         self._functions: dict[Any, _Function] = {}
         self._created: dict[str, str] = {}  # variables that had values, and their tasks
-        self._generations: dict[str, int] = {}  # of tasks, when they were last connected to
-        self._lost: set[str] = set()  # tasks whose connection has ended
         self._turn = threading.RLock()
         self._closed = False
 
@@ -201,8 +197,7 @@ class Session(Refusing):
     def close(self) -> None:
         """End the session; the tasks forget its graphs, and keep the variables."""
         self._closed = True
-        for channel in list(self._channels.values()):
-            channel.leave()
+        self._requests.close()
         self._master.close()
 
     def __enter__(self) -> Session:
@@ -238,12 +233,12 @@ class Session(Refusing):
         timeout = 2 * self._timeout + _REGISTERING_SECONDS
         reply = self._master.call("RegisterGraph", request, timeout)
         if reply.error:
-            raise _raised(reply.kind, reply.error)
+            raise described_error(reply.kind, reply.error)
         settled = [(rule, configured(rule)) for rule in rules]
         program = _Program(returned, reply.handle, [], settled)
         try:
             for each in reply.parts:
-                program.parts.append((each, self._channel(each.task, each.address)))
+                program.parts.append((each, self._requests.channel(each.task, each.address)))
             self._create({each.task: list(each.missing) for each in reply.parts}, variables)
         except BaseException:
             self._release(program)
@@ -298,6 +293,13 @@ class Session(Refusing):
         self.cluster.address(place.job, place.task or 0)
         return f"/job:{place.job}/task:{place.task or 0}"
 
+    def _ask(
+        self, task: str, frame: pb.Frame, arrays: Sequence[np.ndarray] = ()
+    ) -> tuple[pb.Frame, Sequence[np.ndarray]]:
+        """Send one request to a task; returns the answer."""
+        self._check()
+        return self._requests.ask(task, self.cluster.address(*parse_task(task)), frame, arrays)
+
     def _release(self, program: _Program) -> None:
         for _, channel in program.parts:
             with contextlib.suppress(PeerLostError):  # its parts are gone with it
@@ -312,17 +314,17 @@ class Session(Refusing):
         try:
             for part, channel in program.parts:
                 frame = pb.Frame(kind=pb.Frame.RUN, handle=program.handle, step=step, rows=rows)
-                reply = self._request(channel, frame, [feeds[i] for i in part.feeds])
+                reply = self._requests.send(channel, frame, [feeds[i] for i in part.feeds])
                 sent.append((part, channel, reply))
             results: list[Any] = [None] * sum(len(part.fetches) for part, _, _ in sent)
             self._await_all(sent)
-            for part, channel, reply in sorted(sent, key=lambda each: not _has_failed(each[2])):
-                arrays = self._answer(channel, reply, 0.0)[1]
+            for part, channel, reply in sorted(sent, key=lambda each: not has_failed(each[2])):
+                arrays = self._requests.result(channel, reply, 0.0)[1]
                 for index, array in zip(part.fetches, arrays, strict=True):
                     results[index] = concrete(array, HOST)
         except BaseException as error:
             self._abort(program, step, error)
-            if isinstance(error, PeerLostError) or any(_has_failed(reply) for *_, reply in sent):
+            if isinstance(error, PeerLostError) or any(has_failed(reply) for *_, reply in sent):
                 self._raise_cause(sent, error)
             raise
         return results
@@ -331,7 +333,7 @@ class Session(Refusing):
         """Wait until all tasks have answered, one has failed, or the timeout is over."""
         deadline = time.monotonic() + self._timeout
         pending = list(sent)
-        while pending and not any(_has_failed(reply) for *_, reply in sent):
+        while pending and not any(has_failed(reply) for *_, reply in sent):
             _, channel, reply = pending[0]
             left = deadline - time.monotonic()
             if channel.wait(reply, min(left, _POLL_SECONDS)) or left <= 0:
@@ -354,83 +356,13 @@ class Session(Refusing):
         """Wait for all tasks to end a step that failed on one; raise what ended the others."""
         for _, channel, reply in sent:
             try:
-                self._answer(channel, reply)
+                self._requests.result(channel, reply)
             except (PeerLostError, TimeoutError):
                 continue
             except AllreduceError as error:
                 if isinstance(first, PeerLostError):
                     raise error from None
                 return
-
-    # --- requests ---
-
-    def _channel(self, task: str, address: str) -> Channel:
-        """Return the data connection to a task; opens a new one if it was lost."""
-        known = self._channels.get(task)
-        if known is not None and not known.ended:
-            return known
-        peer = Peer(address, self._secret, self._timeout, task)
-        channel = peer.open(self._name, self._take, self._lose, is_clients=True)
-        peer.close()
-        self._channels[task] = channel
-        self._find(task, peer.hello.generation)
-        return channel
-
-    def _find(self, task: str, generation: int) -> None:
-        """Note that a task lives; say so if it was lost."""
-        before = self._generations.get(task, generation)
-        self._generations[task] = generation
-        if task in self._lost and before == generation:
-            logger.info("[server] %s is back", task)
-        elif task in self._lost:
-            logger.warning(
-                "[server] %s is back after a restart: its variables, and the state of optimizers "
-                "(slots, numbers of updates) that belongs to them, have to be set again",
-                task,
-            )
-        self._lost.discard(task)
-
-    def _ask(
-        self, task: str, frame: pb.Frame, arrays: Sequence[np.ndarray] = ()
-    ) -> tuple[pb.Frame, Sequence[np.ndarray]]:
-        """Send one request to a task; returns the answer."""
-        self._check()
-        channel = self._channel(task, self.cluster.address(*parse_task(task)))
-        return self._answer(channel, self._request(channel, frame, arrays))
-
-    def _request(self, channel: Channel, frame: pb.Frame, arrays: Sequence[np.ndarray]) -> Answer:
-        self._requests += 1
-        frame.request = self._requests
-        reply = self._waiting[channel, frame.request] = Answer()
-        channel.send(frame, arrays)
-        return reply
-
-    def _answer(
-        self, channel: Channel, reply: Answer, timeout: float | None = None
-    ) -> tuple[pb.Frame, Sequence[np.ndarray]]:
-        if not channel.wait(reply, self._timeout if timeout is None else timeout):
-            raise TimeoutError(
-                f"[server] {channel.peer} has not answered within {self._timeout:g} s"
-            )
-        if reply.frame is None:
-            raise PeerLostError(f"[server] {channel.peer} is lost: {reply.lost}")
-        if reply.frame.kind == pb.Frame.FAILED:
-            raise_failure(reply.frame, channel.peer)
-        return reply.frame, reply.arrays
-
-    def _take(self, channel: Channel, frame: pb.Frame, arrays: Sequence[np.ndarray]) -> None:
-        reply = self._waiting.pop((channel, frame.request), None)
-        if reply is not None:
-            reply.fill(frame, arrays)
-
-    def _lose(self, channel: Channel, why: str) -> None:
-        if not self._closed:
-            self._lost.add(channel.peer)
-            logger.warning("[server] the session has lost %s: %s", channel.peer, why)
-        for key in [each for each in self._waiting if each[0] is channel]:
-            reply = self._waiting.pop(key, None)
-            if reply is not None:
-                reply.fill(None, (), why)
 
 
 def _trace(fn: Callable[..., Any], arguments: Arguments) -> tuple[Graph, Returned]:
@@ -457,27 +389,5 @@ def _variables(graph: Graph) -> dict[str, Variable]:
     return found
 
 
-def _has_failed(reply: Answer) -> bool:
-    """Return whether a task has answered with an error, or has been lost."""
-    return reply.came and (reply.frame is None or reply.frame.kind == pb.Frame.FAILED)
-
-
 def _initial(variable: Variable) -> np.ndarray:
     return variable.storage[0] if variable.initial is None else variable.initial
-
-
-def raise_failure(frame: pb.Frame, task: str) -> NoReturn:
-    """Raise the error that a task has answered with, and its traceback as a note."""
-    error = _raised(frame.error_kind, frame.error)
-    error.add_note(f"raised by {task}:\n{''.join(frame.names)}")
-    raise error
-
-
-def _raised(kind: str, text: str) -> AllreduceError:
-    """Make the error that a task has described; of a class of its own, if it is this library's."""
-    found = getattr(errors, kind, None)
-    if isinstance(found, type) and issubclass(found, AllreduceError):
-        return found(text)
-    if kind == "StaleError":
-        return PeerLostError(text)
-    return InternalError(f"{kind}: {text}")

@@ -75,7 +75,9 @@ def test_a_server_closes_while_a_step_runs(gate: Gate) -> None:
     ):
         running = pool.submit(session.run, step, (X,))
         assert gate.entered.wait(20)
-        with session._channels["/job:worker/task:0"]._reading:  # a client that answers nothing
+        with session._requests._channels[
+            "/job:worker/task:0"
+        ]._reading:  # a client that answers nothing
             closing = pool.submit(worker.close)
             threading.Timer(0.3, gate.opened.set).start()  # then it connects to `ps`
             closing.result(15)

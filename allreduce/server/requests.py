@@ -1,0 +1,140 @@
+"""A client's connections to the tasks of a cluster, and its requests over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+import numpy as np
+
+import allreduce.errors as errors
+from allreduce.errors import AllreduceError, InternalError, PeerLostError, TimeoutError
+from allreduce.events import logger
+from allreduce.server import task_pb2 as pb
+from allreduce.server.channel import Answer, Channel
+from allreduce.server.connect import Peer
+
+
+class Requests:
+    """Connects a client to tasks, and matches their answers with its requests.
+
+    Args:
+        name: The client's name.
+        secret: The cluster's secret.
+        timeout: Seconds to wait for a task that is not up yet, and for an answer.
+    """
+
+    def __init__(self, name: str, secret: bytes, timeout: float) -> None:
+        self._name, self._secret, self._timeout = name, secret, timeout
+        self._channels: dict[str, Channel] = {}  # by task
+        self._waiting: dict[tuple[Channel, int], Answer] = {}
+        self._count = 0
+        self._generations: dict[str, int] = {}  # of tasks, when they were last connected to
+        self._lost: set[str] = set()  # tasks whose connection has ended
+        self._closed = False
+
+    def close(self) -> None:
+        """Close all connections; the tasks release the client's graphs."""
+        self._closed = True
+        for channel in list(self._channels.values()):
+            channel.leave()
+
+    def channel(self, task: str, address: str) -> Channel:
+        """Return the data connection to a task; opens a new one if it was lost."""
+        known = self._channels.get(task)
+        if known is not None and not known.ended:
+            return known
+        peer = Peer(address, self._secret, self._timeout, task)
+        channel = peer.open(self._name, self._take, self._lose, is_clients=True)
+        peer.close()
+        self._channels[task] = channel
+        self._note_found(task, peer.hello.generation)
+        return channel
+
+    def _note_found(self, task: str, generation: int) -> None:
+        """Note that a task lives; say so if it was lost."""
+        before = self._generations.get(task, generation)
+        self._generations[task] = generation
+        if task in self._lost and before == generation:
+            logger.info("[server] %s is back", task)
+        elif task in self._lost:
+            logger.warning(
+                "[server] %s is back after a restart: its variables, and the state of optimizers "
+                "(slots, numbers of updates) that belongs to them, have to be set again",
+                task,
+            )
+        self._lost.discard(task)
+
+    def ask(
+        self, task: str, address: str, frame: pb.Frame, arrays: Sequence[np.ndarray] = ()
+    ) -> tuple[pb.Frame, Sequence[np.ndarray]]:
+        """Send one request to a task; returns the answer."""
+        channel = self.channel(task, address)
+        return self.result(channel, self.send(channel, frame, arrays))
+
+    def send(self, channel: Channel, frame: pb.Frame, arrays: Sequence[np.ndarray]) -> Answer:
+        """Send a request; returns its answer, which has not come yet."""
+        self._count += 1
+        frame.request = self._count
+        reply = self._waiting[channel, frame.request] = Answer()
+        channel.send(frame, arrays)
+        return reply
+
+    def result(
+        self, channel: Channel, reply: Answer, timeout: float | None = None
+    ) -> tuple[pb.Frame, Sequence[np.ndarray]]:
+        """Wait for an answer.
+
+        Args:
+            timeout: Seconds; None for the client's.
+
+        Raises:
+            TimeoutError: The task has not answered in time.
+            PeerLostError: The task was lost.
+            AllreduceError: The error that the task has answered with.
+        """
+        if not channel.wait(reply, self._timeout if timeout is None else timeout):
+            raise TimeoutError(
+                f"[server] {channel.peer} has not answered within {self._timeout:g} s"
+            )
+        if reply.frame is None:
+            raise PeerLostError(f"[server] {channel.peer} is lost: {reply.lost}")
+        if reply.frame.kind == pb.Frame.FAILED:
+            raise_failure(reply.frame, channel.peer)
+        return reply.frame, reply.arrays
+
+    def _take(self, channel: Channel, frame: pb.Frame, arrays: Sequence[np.ndarray]) -> None:
+        reply = self._waiting.pop((channel, frame.request), None)
+        if reply is not None:
+            reply.fill(frame, arrays)
+
+    def _lose(self, channel: Channel, why: str) -> None:
+        if not self._closed:
+            self._lost.add(channel.peer)
+            logger.warning("[server] the session has lost %s: %s", channel.peer, why)
+        for key in [each for each in self._waiting if each[0] is channel]:
+            reply = self._waiting.pop(key, None)
+            if reply is not None:
+                reply.fill(None, (), why)
+
+
+def has_failed(reply: Answer) -> bool:
+    """Return whether a task has answered with an error, or has been lost."""
+    return reply.came and (reply.frame is None or reply.frame.kind == pb.Frame.FAILED)
+
+
+def raise_failure(frame: pb.Frame, task: str) -> NoReturn:
+    """Raise the error that a task has answered with, and its traceback as a note."""
+    error = described_error(frame.error_kind, frame.error)
+    error.add_note(f"raised by {task}:\n{''.join(frame.names)}")
+    raise error
+
+
+def described_error(kind: str, text: str) -> AllreduceError:
+    """Make the error that a task has described; of a class of its own, if it is this library's."""
+    found = getattr(errors, kind, None)
+    if isinstance(found, type) and issubclass(found, AllreduceError):
+        return found(text)
+    if kind == "StaleError":
+        return PeerLostError(text)
+    return InternalError(f"{kind}: {text}")
