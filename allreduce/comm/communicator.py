@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import threading
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, Never
 
-import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from allreduce.comm import objects
-from allreduce.comm.arguments import checks
-from allreduce.comm.arguments.arrays import borrow
-from allreduce.comm.arguments.checks import UNSCALED, Context, Options
-from allreduce.comm.arguments.device_arrays import device_of
-from allreduce.comm.arguments.prepare import prepare, result_shape
+from allreduce.comm import compound, objects
+from allreduce.comm.arguments.checks import UNSCALED, Options
 from allreduce.comm.calls.call import ANY, OPERATORS
 from allreduce.comm.calls.plan import Plan
 from allreduce.comm.core import lifecycle
@@ -26,11 +20,10 @@ from allreduce.comm.core.transport import DeviceTransport, Transport, Work
 from allreduce.comm.dispatch import Dispatcher, fast_path
 from allreduce.comm.group_factory import GroupFactory, several_per_process
 from allreduce.devices import Device
-from allreduce.errors import OutOfMemoryError, UsageError, everywhere
+from allreduce.errors import UsageError
 from allreduce.keywords import by_name_only
 
 _FIXED = frozenset({"rank", "size", "local_rank", "local_size", "transport"})
-_COUNTS = Options(call_text="all_to_all(..., counts=[...])")  # the exchange of counts
 _REDUCING = OPERATORS[1:]  # all but "none"
 
 
@@ -225,15 +218,7 @@ class Communicator:
             UsageError: A member that is not the root passes an array.
             UnsupportedError: `async_op` without `out`.
         """
-        context = self._dispatch.context("scatter")
-        options = objects.scatter_options(self._dispatch, context, x, root, counts)
-        if out is not None:
-            begin = functools.partial(
-                objects.scatter_into, self._dispatch, context, x, options, out
-            )
-            return self._dispatch.call(begin, async_op)
-        calls = functools.partial(objects.scatter, self._dispatch, context, x, options)
-        return self._dispatch.compound(context, calls, async_op, "pass out= on all members")
+        return compound.scatter(self._dispatch, x, root, counts, out, async_op)
 
     @fast_path()
     def broadcast(
@@ -268,13 +253,7 @@ class Communicator:
         """
         if counts is None or isinstance(x, list | tuple):
             return self._finish("all_to_all", x, Options(counts=counts), out, async_op)
-        context = self._dispatch.context("all_to_all")
-        # Check all but the shape of `out` before the exchange of counts involves the others.
-        rows = borrow(context.where, x).array
-        counts = checks.check_counts(context, counts)
-        result_shape(context, rows.shape, Options(counts=counts))
-        calls = functools.partial(_exchange_unequal, self._dispatch, x, counts, out)
-        return self._dispatch.compound(context, calls, async_op)
+        return compound.all_to_all(self._dispatch, x, counts, out, async_op)
 
     @fast_path()
     def barrier(self, *, async_op: bool = False) -> Work | None:
@@ -409,22 +388,7 @@ class Communicator:
             OutOfMemoryError: A member lacks the memory; raised on all members.
             MismatchError: Members asked for different shapes or dtypes.
         """
-        transport = self._dispatch.transport
-        lengths, kind = checks.check_empty(self._dispatch.context("empty"), shape, dtype)
-        nbytes = math.prod(lengths) * kind.itemsize
-
-        def allocate() -> NDArray[Any]:
-            if self.size > 1:
-                self._dispatch.meet(f"empty({lengths}, dtype={str(kind)!r})").wait()
-            try:
-                return transport.empty(nbytes)
-            except OutOfMemoryError as error:
-                everywhere(error)
-                raise
-
-        with transport.uninterrupted("a call"):
-            part = self._dispatch.exclusively(allocate)
-        return part[:nbytes].view(kind).reshape(lengths)
+        return self._dispatch.allocate(shape, dtype)
 
     def plan(
         self,
@@ -506,7 +470,7 @@ class Communicator:
             UsageError: An array is not NumPy's, or not contiguous.
         """
         context = self._dispatch.context("all_reduce")
-        start = self._bound(context, x, op, out)
+        start = self._dispatch.bind(context, x, Options(op), out)
 
         def begin() -> Work:
             self._dispatch.check_open()
@@ -515,14 +479,6 @@ class Communicator:
             return work
 
         return begin
-
-    def _bound(self, context: Context, x: Any, op: str, out: Any) -> Callable[[], Work]:
-        device = device_of(x, out)
-        if device is not None:
-            return self._dispatch.bind_on_device(context, device, x, Options(op), out, ordered=True)
-        checks.check_stays(context, x=x, out=out)
-        ready = prepare(context, x, Options(op), out)
-        return self._dispatch.transport.bind(ready.call, ready.x, ready.out, ready.result)
 
     def abort(self, reason: str, *, interrupted: bool = False) -> None:
         """Make the communicator dead on all members; the others raise rank and reason.
@@ -580,12 +536,6 @@ class Communicator:
 
             begin = functools.partial(lists.start, self._dispatch)
         return self._dispatch.call(functools.partial(begin, collective, x, options, out), async_op)
-
-
-def _exchange_unequal(dispatch: Dispatcher, x: Any, counts: Sequence[int], out: Any) -> Any:
-    received = dispatch.step("all_to_all", np.array(counts, np.int64), _COUNTS)
-    options = Options(counts=counts, receives=received.tolist())
-    return dispatch.step("all_to_all", x, options, out)
 
 
 def _factors(prescale: Any, postscale: Any) -> tuple[Any, Any]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
+from numpy.typing import NDArray
+
 from allreduce import _native
 from allreduce.cluster import Store
 from allreduce.comm.arguments import messages
-from allreduce.comm.arguments.checks import Context, Options
+from allreduce.comm.arguments.checks import Context, Options, check_empty, check_stays
 from allreduce.comm.arguments.device_arrays import device_of, prepare_message
 from allreduce.comm.arguments.device_arrays import prepare as prepare_on_device
 from allreduce.comm.arguments.prepare import Prepared, prepare
@@ -24,7 +27,14 @@ from allreduce.comm.core.transport import (
 )
 from allreduce.comm.failures.reporter import group_text
 from allreduce.devices import Device
-from allreduce.errors import AllreduceError, ClosedError, UnsupportedError, is_interrupt
+from allreduce.errors import (
+    AllreduceError,
+    ClosedError,
+    OutOfMemoryError,
+    UnsupportedError,
+    everywhere,
+    is_interrupt,
+)
 
 T = TypeVar("T")
 
@@ -211,6 +221,33 @@ class Dispatcher:
                 "transport='nccl', or copy the array to the host"
             )
         return self.transport
+
+    def bind(self, context: Context, x: Any, options: Options, out: Any) -> Callable[[], Work]:
+        """Check a call of arrays that stay the same; returns a function that starts it."""
+        device = device_of(x, out)
+        if device is not None:
+            return self.bind_on_device(context, device, x, options, out, ordered=True)
+        check_stays(context, x=x, out=out)
+        ready = prepare(context, x, options, out)
+        return self.transport.bind(ready.call, ready.x, ready.out, ready.result)
+
+    def allocate(self, shape: Any, dtype: Any) -> NDArray[Any]:
+        """Allocate an array in symmetric memory; see `Communicator.empty`."""
+        lengths, element = check_empty(self.context("empty"), shape, dtype)
+        nbytes = math.prod(lengths) * element.itemsize
+
+        def allocate() -> NDArray[Any]:
+            if self.size > 1:
+                self.meet(f"empty({lengths}, dtype={str(element)!r})").wait()
+            try:
+                return self.transport.empty(nbytes)
+            except OutOfMemoryError as error:
+                everywhere(error)
+                raise
+
+        with self.transport.uninterrupted("a call"):
+            part = self.exclusively(allocate)
+        return part[:nbytes].view(element).reshape(lengths)
 
     def start_prepared(self, context: Context, ready: Prepared) -> Work:
         """Start a call that has been checked."""

@@ -1,4 +1,4 @@
-"""Plain Python data between members, as MessagePack, and the scatters that need it."""
+"""Plain Python data between members, as MessagePack."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ import msgpack
 import numpy as np
 
 from allreduce.comm.arguments import checks
-from allreduce.comm.arguments.arrays import borrow, borrow_out, dtype_named
 from allreduce.comm.arguments.checks import Context, Options
-from allreduce.comm.arguments.device_arrays import device_of
 from allreduce.comm.arguments.prepare import new_output
 from allreduce.comm.calls.call import Array
-from allreduce.comm.core.transport import Work
 from allreduce.comm.dispatch import Dispatcher
-from allreduce.errors import UnsupportedError, UsageError
+from allreduce.errors import UsageError
 
 _BYTE = np.uint8
 
@@ -124,62 +121,6 @@ def _join(
         )
     joined = comm.step(collective, data, replace(options, counts=lengths))
     return None if joined is None else _split(joined, lengths)
-
-
-def scatter_options(
-    comm: Dispatcher, context: Context, x: Any, root: Any, counts: Sequence[int] | None
-) -> Options:
-    """Check the arguments of a scatter besides the root's array.
-
-    Raises:
-        UsageError: A member that is not the root passes an array, or an argument is wrong.
-    """
-    root = checks.check_root(context, root)
-    if x is not None and comm.rank != root:
-        raise UsageError(
-            f"{context.where} takes an array on its root only, which is {comm.called(root)}, but "
-            f"got {type(x).__name__} here: pass None, or name this member as the root on all"
-        )
-    return Options(
-        root=root, counts=None if counts is None else checks.check_counts(context, counts)
-    )
-
-
-def scatter_into(comm: Dispatcher, context: Context, x: Any, options: Options, out: Any) -> Work:
-    """Start a scatter of which every member knows its share by `out`."""
-    whole = None
-    if comm.rank != options.root:
-        share = out if device_of(out) else borrow_out(f"{context.where}: out", out)
-        rows = len(share) if share.ndim else 1
-        total = rows * comm.size if options.counts is None else sum(options.counts)
-        whole = share.dtype, (total, *share.shape[1:])
-    return comm.start("scatter", x, options, out, whole)
-
-
-def scatter(comm: Dispatcher, context: Context, x: Any, options: Options) -> Any:
-    """Give every member the dtype and shape of the root's array, and then its share.
-
-    A root that has none, or none that can be carried, sends the others its error, and raises it.
-    """
-    found: list[Any] = []
-    if comm.rank == options.root:
-        try:
-            if device_of(x) is not None:
-                raise UnsupportedError(
-                    f"{context.where}: the others cannot know on which device their shares are to "
-                    "lie; pass out= on all members"
-                )
-            array = borrow(context.where, x, "takes an array on its root").array
-            checks.check_op(context, None, array.dtype)
-            found = ["", str(array.dtype), list(array.shape)]
-        except (UsageError, UnsupportedError) as failure:
-            found = ["unsupported" if isinstance(failure, UnsupportedError) else "usage"]
-            found.append(str(failure))
-    failed, *found = broadcast(comm, context, found, options.root)
-    if failed:
-        raise (UnsupportedError if failed == "unsupported" else UsageError)(found[0])
-    whole = dtype_named(found[0]), tuple(found[1])
-    return comm.step("scatter", x, options, None, whole)
 
 
 def _unpack(packed: bytes | memoryview) -> Any:
