@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from allreduce.comm import compound, objects
 from allreduce.comm.arguments.checks import UNSCALED, Options
+from allreduce.comm.arguments.device_arrays import device_of
 from allreduce.comm.calls.call import ANY, OPERATORS
 from allreduce.comm.calls.plan import Plan
 from allreduce.comm.core import lifecycle
