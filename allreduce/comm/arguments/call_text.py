@@ -19,18 +19,13 @@ _Kind = tuple[np.dtype[np.generic], tuple[int, ...]]
 
 
 def of_array(
-    collective: str,
-    dtype: np.dtype[np.generic],
-    shape: tuple[int, ...],
-    options: Options,
-    always: bool = False,
+    collective: str, dtype: np.dtype[np.generic], shape: tuple[int, ...], options: Options
 ) -> str:
-    """Say a call of one array, if it has factors: `all_reduce(float64[3], op='sum', prescale=2.0)`.
+    """Write a call of one array that has factors: `all_reduce(float64[3], op='sum', prescale=2)`.
 
-    Args:
-        always: Say it without factors, too.
+    Without factors it is "": such a call needs no text.
     """
-    if options.scale == (1, 1) and not always:
+    if options.scale == (1, 1):
         return ""
     rows = (options.counts, options.receives)
     shares = tuple(None if each is None else tuple(each) for each in rows)

@@ -17,7 +17,7 @@ from allreduce.graph.core.op_table import cut, lookup
 from allreduce.graph.core.scope import SameDeviceAs, part, users_line, within
 from allreduce.graph.core.tensor import Tensor, TracedTensor
 from allreduce.graph.ops import functions
-from allreduce.graph.trace.dispatch import as_tensor
+from allreduce.graph.trace.dispatch import as_tensor, as_traced
 from allreduce.graph.trace.trace import Trace, current_trace
 from allreduce.graph.trace.variable import Variable
 
@@ -42,7 +42,7 @@ def backward(output: Any, inputs: Sequence[Any], seed: Any) -> list[Tensor]:
     if trace is None:
         raise UsageError(f"{users_line()}: gradients are computed inside ar.function")
     _check(inputs)
-    end = trace.own(_in_trace(as_tensor(output)), "gradients")
+    end = trace.own(as_traced(as_tensor(output)), "gradients")
     starts = [_values(trace, value) for value in inputs]
     found = _flow(trace, {end.id: functions.broadcast_to(seed, end.shape, dtype=end.dtype)}, starts)
     if found is None:
@@ -141,7 +141,7 @@ def _flow(
 
 def _values(trace: Trace, value: Any) -> tuple[TracedTensor, ...]:
     """List the tensors that stand for an input: all that were read of a variable, or the tensor."""
-    tensor = trace.own(_in_trace(as_tensor(value)), "gradients")
+    tensor = trace.own(as_traced(as_tensor(value)), "gradients")
     return trace.reads(value) or (tensor,)
 
 
@@ -149,11 +149,6 @@ def _sum(parts: Sequence[Tensor], like: TracedTensor) -> Tensor:
     if not parts:
         return functions.zeros(like.shape, dtype=like.dtype)
     return functools.reduce(functions.add, parts)
-
-
-def _in_trace(tensor: Tensor) -> TracedTensor:
-    assert isinstance(tensor, TracedTensor)
-    return tensor
 
 
 def _between(trace: Trace, starts: set[int], ends: set[int]) -> set[int]:

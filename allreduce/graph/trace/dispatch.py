@@ -88,7 +88,7 @@ def apply(name: str, *inputs: Any, **attrs: Any) -> Tensor:
     trace = current_trace()
     if trace is None:
         return _run_now(op, [_concrete(tensor, name) for tensor in tensors], attrs, spec)
-    return trace.add(name, [_traced(tensor) for tensor in tensors], attrs, spec)
+    return trace.add(name, [as_traced(tensor) for tensor in tensors], attrs, spec)
 
 
 def _shortened(tensor: Tensor) -> Tensor:
@@ -108,7 +108,8 @@ def _is_short(tensor: Tensor) -> bool:
     return node.op == "round_to_bfloat16"
 
 
-def _traced(tensor: Tensor) -> TracedTensor:
+def as_traced(tensor: Tensor) -> TracedTensor:
+    """Return a tensor as one of the current trace, which an operator has made it."""
     assert isinstance(tensor, TracedTensor)
     return tensor
 

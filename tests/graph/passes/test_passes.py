@@ -91,14 +91,6 @@ def test_prune_drops_the_gradient_of_the_data() -> None:
     assert [graph.nodes[i].op for i in graph.consumers()[data]] == ["matmul", "transpose"]
 
 
-def test_a_fed_interior_tensor_cuts_everything_above_it() -> None:
-    graph = trace_of(lambda x: ops.log(ops.exp(x) + 1), (2,))
-    interior = next(node.id for node in graph.nodes if node.op == "add")
-    cut = prune(graph, feeds=[interior])
-    assert _ops(cut) == ["placeholder", "placeholder", "log"]
-    assert len(cut.inputs) == 2
-
-
 def test_a_change_waits_for_the_readers_of_what_it_changes() -> None:
     graph, _, _ = _two_layers()
     change = next(node for node in graph.nodes if node.op == "apply_gradients")

@@ -18,15 +18,11 @@ HERE = r"test_validate\.py:\d+"
 
 def test_a_fetch_whose_feed_is_not_given_is_refused_with_both_lines() -> None:
     traced = trace_of(lambda x, y: (ops.exp(x), ops.log(x + y)), (2,), (2,))
-    x, y = traced.inputs
-    graph = replace(traced, inputs=(x,))
+    graph = replace(traced, inputs=traced.inputs[:1])
     with pytest.raises(UsageError, match=rf"{HERE}: log depends on 'x1' \(.*\), which is not fed"):
         prune(graph)
     first = replace(graph, outputs=graph.outputs[:1])
     np.testing.assert_array_equal(interpret(prune(first), [np.zeros(2, np.float32)])[0], [1, 1])
-    between = next(node.id for node in graph.nodes if node.op == "add")
-    for feed in (y, between):
-        assert len(prune(graph, feeds=[feed]).inputs) == 2
 
 
 def test_an_assignment_whose_feed_is_not_given_is_refused() -> None:
