@@ -57,7 +57,7 @@ class ArenaLink:
         described = repr((layout.spans, layout.dtype.name, type(rule).__name__, rule.all_slots))
         self.key = f"{crc32(described.encode()):08x}-{turn}"
         self._optimizer = sendable(rule)
-        self._settings = _settings(rule)
+        self._settings = settings_of(rule)
         parts = cut(layout, len(servers), by_rows=rule.is_elementwise)
         self._servers = [
             (server, part) for server, part in zip(servers, parts, strict=True) if part.size
@@ -213,7 +213,7 @@ class ArenaLink:
 
     def send_settings(self) -> None:
         """Let the servers know if the optimizer's settings have changed."""
-        now = _settings(self.rule)
+        now = settings_of(self.rule)
         if now != self._settings:
             self._settings, self._optimizer = now, sendable(self.rule)
             self._call_all("configure", {"optimizer": self._optimizer})
@@ -230,5 +230,5 @@ class ArenaLink:
         self._arena.iterations = max(self._seen)
 
 
-def _settings(rule: Any) -> dict[str, Any]:
+def settings_of(rule: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(rule).items() if name not in _OWN}

@@ -14,12 +14,12 @@ import numpy as np
 from allreduce.strategies.arena_link import ArenaLink
 from allreduce.strategies.base import Strategy
 from allreduce.strategies.hybrid import HybridStrategy
-from allreduce.strategies.mirrored import local_devices
 from allreduce.strategies.server_options import ServerOptions, check_assignments, find_workers
 from allreduce.strategies.server_table import BLOCK_ROWS, ServerTable
 
 from allreduce import settings
 from allreduce.cluster.host.address import split
+from allreduce.devices import logical_devices
 from allreduce.devices.options import start_logging
 from allreduce.errors import TimeoutError, UnsupportedError, UsageError
 from allreduce.events import logger
@@ -37,7 +37,7 @@ from allreduce.training.dealt_fit import Report
 
 
 class ParameterServerStrategy(Strategy):
-    """Trains one replica per worker; `ps` tasks hold the variables and run the optimizer.
+    """Trains one replica per worker, on its CPU; `ps` tasks hold variables and run the optimizer.
 
     All workers run the same program. The chief (worker 0, or the task `chief`) gives variables
     their initial values. `fit` deals out the rows among the workers that live; `evaluate`,
@@ -109,7 +109,7 @@ class ParameterServerStrategy(Strategy):
     ) -> None:
         start_logging()
         self.cluster, self._task, self._tasks = find_workers(cluster)
-        devices = local_devices()[:1]
+        devices = [logical_devices("CPU")[0].name]
         on_host = sum(self._host(each) == self._host(self._task) for each in self._tasks)
         super().__init__([devices], 0, 1, here=(on_host, 0))
         self.task_index = self._tasks.index(self._task)

@@ -9,10 +9,11 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
+from allreduce.strategies.arena_link import settings_of
 
 from allreduce.errors import TimeoutError, UnsupportedError
 from allreduce.events import logger
-from allreduce.parameters.table import add_duplicates, row_ranges
+from allreduce.parameters.table import SortedRows, add_duplicates, row_ranges
 from allreduce.server.encode import sendable
 from allreduce.server.parameter_client import Call, ParameterServer
 
@@ -64,22 +65,26 @@ class ServerTable:
         self._servers = list(zip(servers, row_ranges(self.rows, len(servers)), strict=True))
         self._cuts = [low for _, (low, _) in self._servers[1:]]
         self._numbers = np.dtype(np.int32 if self.rows < 1 << 31 else np.int64)
-        self._kept: list[tuple[np.ndarray, np.ndarray]] = []  # gradients of the step
+        # The different numbers of each lookup of the step, and the sums of their gradients.
+        self._kept: list[tuple[np.ndarray, np.ndarray]] = []
         self._seen = [-1] * len(self._servers)
         self._pushed = 0
         self._registered = False
         self._optimizer = ""
+        self._settings: dict[str, Any] = {}  # that the servers know
+        self._latest: tuple[np.ndarray, SortedRows] | None = None  # of the latest lookup
 
     # --- in a step ---
 
     def read(self, numbers: np.ndarray, out: np.ndarray) -> None:
         """Copy rows; each server gets one message with the different numbers."""
-        unique, inverse = np.unique(numbers, return_inverse=True)
-        found = np.empty((len(unique), self.width), self._dtype)
-        for index, part, (reply, arrays) in self._look_up(unique):
+        rows = SortedRows(numbers)
+        self._latest = numbers.copy(), rows
+        found = np.empty((len(rows.unique), self.width), self._dtype)
+        for index, part, (reply, arrays) in self._look_up(rows.unique):
             found[part] = arrays[0]
             self._seen[index] = reply["version"]
-        np.take(found, inverse.reshape(-1), axis=0, out=out)
+        rows.spread(found, out)
 
     def _look_up(self, numbers: np.ndarray) -> list[_Answer]:
         """Look rows up; wait until the servers have the shares of all workers of the update before.
@@ -99,7 +104,12 @@ class ServerTable:
 
     def add_gradient(self, numbers: np.ndarray, gradients: np.ndarray) -> None:
         """Keep gradients until the step has ended."""
-        self._kept.append((numbers.copy(), gradients.copy()))
+        latest = self._latest
+        if latest is not None and np.array_equal(latest[0], numbers):
+            rows = latest[1]
+        else:  # there are several lookups in the step
+            rows = SortedRows(numbers)
+        self._kept.append((rows.unique, rows.sums(gradients)))
 
     # --- after it ---
 
@@ -129,13 +139,14 @@ class ServerTable:
         kept, self._kept = self._kept, []
         if not kept:  # also in an update without rows, others wait for this share
             kept = [(np.zeros(0, np.int64), np.zeros((0, self.width), self._dtype))]
-        numbers, gradients = (np.concatenate(each) for each in zip(*kept, strict=True))
-        unique, sums = add_duplicates(numbers, gradients)
-        optimizer = sendable(rule)
-        if optimizer != self._optimizer:
-            self._optimizer = optimizer
+        unique, sums = kept[0]
+        if len(kept) > 1:
+            numbers, gradients = (np.concatenate(each) for each in zip(*kept, strict=True))
+            unique, sums = add_duplicates(numbers, gradients)
+        if (now := settings_of(rule)) != self._settings:
+            self._settings, self._optimizer = now, sendable(rule)
             for server, _ in self._servers:
-                server.call("configure", {"store": self.key, "optimizer": optimizer})
+                server.call("configure", {"store": self.key, "optimizer": self._optimizer})
         self._call_all(method, fields, unique, sums)
 
     def _check(self, rule: Any) -> None:

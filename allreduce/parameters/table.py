@@ -24,22 +24,45 @@ def row_ranges(rows: int, servers: int) -> list[tuple[int, int]]:
     return list(pairwise(cuts))
 
 
-def add_duplicates(numbers: np.ndarray, gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sort rows by their numbers, and add up those of one number, in their order.
+class SortedRows:
+    """The different numbers in an array, found with one sort.
 
     Args:
-        numbers: `(n,)`.
-        gradients: `(n, width)`.
+        numbers: `(n,)`, from 0 on.
 
-    Returns:
-        The different numbers `(k,)`, rising, and their sums `(k, width)`.
+    Attributes:
+        unique: The different numbers `(k,)`, rising.
     """
-    order = np.argsort(numbers, kind="stable")
-    ranked = numbers[order]
-    first = np.flatnonzero(np.diff(ranked, prepend=-1))
-    if len(first) == len(ranked):
-        return ranked, gradients[order]
-    return ranked[first], np.add.reduceat(gradients[order], first, axis=0)
+
+    def __init__(self, numbers: np.ndarray) -> None:
+        self._order = np.argsort(numbers, kind="stable")
+        ranked = numbers[self._order]
+        self._first = np.flatnonzero(np.diff(ranked, prepend=-1))
+        self.unique: np.ndarray = ranked[self._first]
+
+    def spread(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Copy the row of each of the different numbers to all places of the number.
+
+        Args:
+            rows: `(k, width)`.
+            out: `(n, width)`.
+        """
+        counts = np.diff(self._first, append=len(self._order))
+        out[self._order] = np.repeat(rows, counts, axis=0)
+
+    def sums(self, gradients: np.ndarray) -> np.ndarray:
+        """Add up the gradients of each number, in their order: `(n, width)` to `(k, width)`."""
+        ranked = gradients[self._order]
+        if len(self._first) == len(ranked):
+            return ranked
+        found: np.ndarray = np.add.reduceat(ranked, self._first, axis=0)
+        return found
+
+
+def add_duplicates(numbers: np.ndarray, gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the different numbers, rising, and the sum of the gradients of each."""
+    rows = SortedRows(numbers)
+    return rows.unique, rows.sums(gradients)
 
 
 class TableStore(ParameterStore):

@@ -72,7 +72,9 @@ def _environment() -> dict[str, str]:
     [
         ("ps=1,worker=2", ("parameter_server.py",), 0.95),
         ("ps=2,worker=2", ("parameter_server.py", "--sync"), 0.97),
-        ("ps=2,worker=2", ("embeddings.py",), 0.94),
+        pytest.param(
+            *("ps=2,worker=2", ("embeddings.py",), 0.94), marks=pytest.mark.torture, id="table"
+        ),
     ],
 )
 def test_the_examples_learn(cluster: str, program: tuple[str, ...], least: float) -> None:
@@ -168,7 +170,7 @@ def pid_of(task: str) -> int:
     raise AssertionError(f"no process of {task}")
 
 
-@pytest.mark.parametrize("update", ["async", "sync"])
+@pytest.mark.parametrize("update", [pytest.param("async", marks=pytest.mark.torture), "sync"])
 def test_training_survives_the_death_of_a_worker_and_of_the_server(
     tmp_path: Path, update: str
 ) -> None:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import allreduce as ar
-from allreduce.errors import UnsupportedError, UsageError
+from allreduce.errors import TimeoutError, UnsupportedError, UsageError
+from allreduce.server.parameter_client import connect_all
 from tests.server.clusters import describe
 from tests.server.test_parameter_server import data
 
@@ -194,3 +195,30 @@ def test_a_table_refuses_what_it_cannot_do(worker: Worker) -> None:
         with_table(strategy, ar.optim.SGD(0.1, clip_norm=1.0)).fit(x, y, verbose=0)
     with pytest.raises(UsageError, match="vectors for whole numbers from 0 to 39"):
         with_table(strategy, ar.optim.SGD(0.1)).fit(x + 1, y, verbose=0)
+
+
+def test_a_server_that_was_replaced_is_not_used_again() -> None:
+    spec = describe({"ps": 1, "worker": 1})
+    (client,) = connect_all(spec, "worker:0", b"", 20.0, lambda _: None)
+    with ar.Server(spec, "ps", 0) as first:
+        client.call("status", {})
+        earlier = first.service._generation
+    with ar.Server(spec, "ps", 0):
+        client.call("status", {})
+    with ar.Server(spec, "ps", 0) as cut_off:
+        cut_off.service._generation = earlier
+        client._timeout = 0.5
+        with pytest.raises(TimeoutError, match="start it again"):
+            client.call("status", {})
+    client.close()
+
+
+def test_a_server_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = describe({"ps": 2, "worker": 1})
+    monkeypatch.setenv("ALLREDUCE_CLUSTER", spec.as_json())
+    monkeypatch.setenv("ALLREDUCE_TASK", "worker:0")
+    with (
+        ar.Server(spec, "ps", 0),
+        pytest.raises(TimeoutError, match="/job:ps/task:1 does not answer"),
+    ):
+        ar.ParameterServerStrategy(timeout=0.5)
