@@ -165,9 +165,13 @@ int launch(Communicator* communicator, std::vector<Call> calls) {
   if (communicator->state != kSuccess)
     return refuse(communicator, kInvalidUsage, "the communicator is not ready, or has failed");
   auto* made = new Launch{communicator, std::move(calls), communicator->sequence};
+  // A root's group has more transfers than the others': only collectives count.
+  const auto collectives = std::count_if(made->calls.begin(), made->calls.end(), [](const Call& c) {
+    return c.kind != kSend && c.kind != kReceive;
+  });
   // NCCL connects ranks in the background at first calls. The stream has the call only afterwards.
-  const bool is_late = !communicator->is_blocking && made->first % kLateCalls == 0;
-  communicator->sequence += made->calls.size();
+  const bool is_late = !communicator->is_blocking && communicator->launches++ % kLateCalls == 0;
+  communicator->sequence += static_cast<std::uint64_t>(collectives);
   ++communicator->outstanding;
   if (!is_late) return put_on_stream(made);
   communicator->state = kInProgress;

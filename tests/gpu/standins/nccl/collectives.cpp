@@ -298,7 +298,7 @@ int run_calls(Communicator* communicator, const std::vector<Call>& calls, std::u
     if (calls[i].kind == kSend || calls[i].kind == kReceive)
       transfers.push_back(&calls[i]);
     else
-      wrong = run_collective(communicator, calls[i], first + i);
+      wrong = run_collective(communicator, calls[i], first++);
   }
   if (!transfers.empty() && !wrong && !communicator->is_aborted)
     wrong = run_transfers(communicator, transfers);

@@ -79,7 +79,7 @@ struct Communicator {
   Shared* shared = nullptr;
   int rank = 0, size = 0, device = 0;
   bool is_blocking = true;
-  std::uint64_t sequence = 0, phase = 0, host_phase = 0, splits = 0;
+  std::uint64_t sequence = 0, launches = 0, phase = 0, host_phase = 0, splits = 0;
   std::atomic<int> state{kInProgress};  // the asynchronous error
   std::atomic<bool> is_aborted{false};
   std::atomic<int> outstanding{0};  // enqueued calls, and threads that join
