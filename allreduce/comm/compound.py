@@ -93,9 +93,10 @@ def all_to_all(comm: Dispatcher, x: Any, counts: Sequence[int], out: Any, async_
     """Make an all_to_all with counts; see `Communicator.all_to_all`."""
     context = comm.context("all_to_all")
     # Check all but the shape of `out` before the exchange of counts involves the others.
-    rows = borrow(context.where, x).array
+    device = device_of(x)
+    rows = borrow(context.where, x).array if device is None else device.view(x)
     counts = checks.check_counts(context, counts)
-    result_shape(context, rows.shape, Options(counts=counts))
+    result_shape(context, tuple(rows.shape), Options(counts=counts))
     return comm.compound(
         context, functools.partial(_exchange_unequal, comm, x, counts, out), async_op
     )

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tests.gpu import launch
 
 RANK = """
 import json, sys
@@ -157,6 +161,25 @@ def test_results_are_numpys(
 
 def test_messages_arrive(found: list[dict[str, object]]) -> None:
     assert [each["message"] for each in found if "message" in each] == [SECOND]
+
+
+CASES = (
+    *("every_length", "into_out", "everybody_to_everybody", "unequal_exchange", "equal_bits"),
+    *("in_flight", "started", "scaled"),
+)
+
+
+@pytest.mark.skipif(launch.has_driver(), reason="needs three GPUs")
+@pytest.mark.parametrize(
+    "cases", [CASES, pytest.param(("carried_pairs",), marks=pytest.mark.torture)]
+)
+def test_the_cases_of_collectives_on_cpus_hold_on_gpus(cases: tuple[str, ...]) -> None:
+    script = Path(__file__).with_name("collective_cases.py")
+    command = [sys.executable, "-m", "allreduce.run", "-n", "3", str(script), *cases]
+    environment = {**os.environ, "STANDIN_DEVICES": "3", "PYTHONPATH": str(launch.ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [line.split()[-1] for line in done.stdout.splitlines()] == list(cases)
 
 
 @pytest.mark.parametrize(("call", "text"), WRONG.items())

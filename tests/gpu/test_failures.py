@@ -14,6 +14,7 @@ from tests.gpu import launch
 
 SIMULATED = pytest.mark.skipif(launch.has_driver(), reason="needs as many GPUs as ranks")
 RANKS = 3
+# The third one lays the ranks out on two hosts, between which TCP carries the control plane.
 LAUNCHERS = {
     "run": [sys.executable, "-m", "allreduce.run", "-n", str(RANKS)],
     # Without its own end of the job when a rank has died, which may come before ranks can say why.
@@ -21,11 +22,17 @@ LAUNCHERS = {
         *(str(launch.ROOT / ".venv/bin/mpirun"), "-disable-auto-cleanup"),
         *("-n", str(RANKS), sys.executable),
     ],
+    "hosts": [sys.executable, "-m", "allreduce.run", "-n", str(RANKS)],
 }
 
 FAILING = """
 import os, signal, sys, time
 from pathlib import Path
+
+if "hosts" in sys.argv:
+    rank = int(os.environ["ALLREDUCE_RANK"])
+    os.environ["ALLREDUCE_HOST"] = "ab"[rank // 2]
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(rank)
 import numpy as np
 import allreduce as ar
 from allreduce import devices
@@ -78,7 +85,7 @@ def fail(folder: Path, launcher: str, what: str) -> list[str]:
     environment = {**os.environ, "STANDIN_DEVICES": str(RANKS)}
     if launcher == "mpirun":
         environment["MPI4PY_LIBMPI"] = str(launch.ROOT / ".venv/lib/libmpi.so.12")
-    command = [*LAUNCHERS[launcher], str(script), str(folder), what]
+    command = [*LAUNCHERS[launcher], str(script), str(folder), what, launcher]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     paths = [folder / str(rank) for rank in range(RANKS)]
     said = [path.read_text() for path in paths if path.exists()]
@@ -94,16 +101,20 @@ def test_a_dead_rank_is_named_on_all(launcher: str, tmp_path: Path) -> None:
 
 
 @SIMULATED
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    "launcher", ["run", "mpirun", pytest.param("hosts", marks=pytest.mark.torture)]
+)
 def test_a_stopped_rank_is_named_on_all(launcher: str, tmp_path: Path) -> None:
+    known = "on" if launcher == "hosts" else "is stopped"  # of a process of another host less is
     for rank, text in enumerate(fail(tmp_path, launcher, "stops")[:2]):
         assert text.startswith(f"TimeoutError: [nccl] rank {rank}: all_reduce(float32[4]"), text
-        assert re.search(r"rank 2 has not made it \(process \d+ is stopped", text), text
+        assert re.search(rf"rank 2 has not made it \(process \d+ {known}", text), text
 
 
 @SIMULATED
 @pytest.mark.parametrize(
-    ("what", "launcher"), [("differs", "run"), ("differs", "mpirun"), ("reads", "run")]
+    ("what", "launcher"),
+    [("differs", "run"), ("differs", "mpirun"), ("differs", "hosts"), ("reads", "run")],
 )
 def test_different_calls_are_found_without_strict_mode(
     what: str, launcher: str, tmp_path: Path

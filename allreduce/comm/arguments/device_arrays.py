@@ -49,7 +49,7 @@ def prepare(
             f"{tuple(out.shape)} and {out.dtype}"
         )
     factor = 1.0 if options.scale is UNSCALED else _product(context, options, dtype)
-    answer = out if given is None else given
+    answer = given if gets and given is not None else out
     return PreparedOnDevice(call, device, x, out, factor, lambda: answer)
 
 
