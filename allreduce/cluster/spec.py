@@ -15,6 +15,7 @@ from allreduce.errors import UsageError
 
 # The jobs of one cluster in the order in which its tasks are counted: TensorFlow's.
 _ORDER = ("chief", "master", "worker", "ps", "evaluator")
+_LAST_PORT = 65535
 _JOB = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _TASK = re.compile(r"(?:/job:)?([A-Za-z][A-Za-z0-9_]*)(?:/replica:0)?(?:(?:/task)?:([0-9]+))?")
 
@@ -159,6 +160,12 @@ def parse_task(text: str) -> tuple[str, int]:
     return found[1], int(found[2] or 0)
 
 
+def is_address(given: object) -> bool:
+    """Return whether something has the form `host:port`."""
+    host, _, port = given.rpartition(":") if isinstance(given, str) else ("", "", "")
+    return bool(host) and port.isdecimal() and int(port) <= _LAST_PORT
+
+
 def _read(given: str | os.PathLike[str]) -> Mapping[str, Any]:
     """Read JSON text, or a file of it."""
     if not isinstance(given, str | os.PathLike):
@@ -204,8 +211,7 @@ def _tasks(job: str, given: Any) -> dict[int, str]:
     if not tasks:
         raise UsageError(f"job {job!r} of the cluster has no tasks; give it one, or leave it out")
     for number, address in tasks.items():
-        host, colon, port = str(address).rpartition(":")
-        if not (isinstance(address, str) and host and colon and port.isdigit()):
+        if not is_address(address):
             raise UsageError(
                 f"task {number} of job {job!r} has the address {address!r}; expected host:port"
             )

@@ -65,7 +65,8 @@ class Peer:
 
     Raises:
         TimeoutError: Nothing answers at the address in time.
-        JoinError: The task has another secret, or another version of this library.
+        JoinError: The task has another secret, or another version of this library, or the server
+            there is no task.
         ClosedError: `closed` was set.
     """
 
@@ -109,6 +110,11 @@ class Peer:
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                     raise JoinError(f"[server] {self.address} refuses: {error.details()}") from None
+                if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                    raise JoinError(
+                        f"[server] the gRPC server at {self.address} is no task of a cluster; "
+                        "check the address"
+                    ) from None
                 if time.monotonic() >= deadline:
                     who = f"{self._name} does not answer" if self._name else "no task answers"
                     raise TimeoutError(

@@ -298,7 +298,14 @@ class Connections:
 
 def _listen(host: str) -> socket.socket:
     """Listen for data connections at a free port of a host's address."""
-    family, kind, proto, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise JoinError(
+            f"[server] the host {host!r} of this task's address does not resolve "
+            f"({error.strerror}); check the cluster's addresses"
+        ) from error
+    family, kind, proto, _, address = found[0]
     made = socket.socket(family, kind, proto)
     try:
         made.bind(address)

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from allreduce.cluster.spec import ClusterSpec
 from allreduce.devices.names import DeviceName
+from allreduce.errors import DeviceError, did_you_mean
 from allreduce.graph.core.node import Graph, Rewriter
 from allreduce.graph.partition.partition import task_of
-from allreduce.graph.partition.tasks import Part, split, task_of_device
+from allreduce.graph.partition.tasks import Part, split, task_name, task_of_device
 from allreduce.graph.passes.prune import prune
 from allreduce.graph.placement.placement import place
 
@@ -42,12 +43,32 @@ def plan(
     for job, number, _ in cluster:
         task = DeviceName(job=job, replica=0, task=number)
         available += devices.get(task) or [replace(task, kind="CPU", index=0)]
+    _check_devices(graph, available)
     placed, _ = place(prune(graph), home, available)
     fed, numbers = _feed_where_read(placed)
     return {
         task: replace(part, feeds=tuple(numbers[n] for n in part.feeds))
         for task, part in split(fed).items()
     }
+
+
+def _check_devices(graph: Graph, available: Sequence[DeviceName]) -> None:
+    """Refuse devices that no task has; soft placement is for the devices of one process."""
+    for node in graph.nodes:
+        asked = node.device
+        if asked is None or any(map(asked.matches, available)):
+            continue
+        of_task = replace(asked, kind=None, index=None)
+        there = dict.fromkeys(each.local for each in available if of_task.matches(each))
+        if there:
+            whose = "no task of the cluster has" if asked.job is None else "that task does not have"
+            found = f"{whose}; there are {', '.join(there)}"
+        else:
+            tasks = dict.fromkeys(map(task_name, available))
+            jobs = {str(each.job) for each in available}
+            hint = "" if asked.job in jobs else did_you_mean(asked.job, jobs)
+            found = f"the cluster does not have; there are {', '.join(tasks)}{hint}"
+        raise DeviceError(f"{node.source}: {node.op} was placed on {asked}, which {found}")
 
 
 def _feed_where_read(graph: Graph) -> tuple[Graph, list[int]]:

@@ -18,6 +18,7 @@ from allreduce import settings
 from allreduce.cluster.host.address import is_loopback, split
 from allreduce.cluster.leader.rpc import grpc
 from allreduce.cluster.spec import ClusterSpec, own_task, parse_task
+from allreduce.devices.integers import integer
 from allreduce.devices.names import DeviceName
 from allreduce.devices.options import start_logging
 from allreduce.errors import JoinError, PeerLostError, TimeoutError, UnsupportedError, UsageError
@@ -241,7 +242,7 @@ def _own(cluster: Any, job: str | None, number: int | None) -> tuple[ClusterSpec
         if found is None:
             raise UsageError("[server] job_name is not given; which task of the cluster is this?")
         job, number = found[1], found[2] if number is None else number
-    number = 0 if number is None else number
+    number = 0 if number is None else integer("[server] task_index", number)
     spec.address(job, number)
     return spec, job, number
 

@@ -15,7 +15,7 @@ import numpy as np
 
 import allreduce.errors as errors
 from allreduce import settings
-from allreduce.cluster.spec import ClusterSpec, parse_task
+from allreduce.cluster.spec import ClusterSpec, is_address, parse_task
 from allreduce.devices.options import start_logging
 from allreduce.errors import (
     AllreduceError,
@@ -46,6 +46,7 @@ from allreduce.server.requests import Requests, described_error, has_failed
 # The master waits up to the timeout for tasks, then as long for their answers; beyond that, it
 # connects to them.
 _REGISTERING_SECONDS = 10.0
+_SCHEME = "grpc://"
 _POLL_SECONDS = 0.05  # of waiting for one task, until the client looks at the others
 _GLANCE_SECONDS = 0.001  # of looking at each of these
 
@@ -98,7 +99,7 @@ class Session(Refusing):
     Raises:
         UsageError: The target is not an address of this form.
         TimeoutError: No task answers there in time.
-        JoinError: The task has another secret.
+        JoinError: The task has another secret, or the server there is no task.
     """
 
     def __init__(
@@ -109,7 +110,8 @@ class Session(Refusing):
         timeout: float | None = None,
         is_chief: bool = True,
     ) -> None:
-        if not isinstance(target, str) or not target.startswith("grpc://"):
+        address = str(target).removeprefix(_SCHEME)
+        if not (str(target).startswith(_SCHEME) and is_address(address)):
             raise UsageError(f"a session's target is 'grpc://host:port', not {target!r}")
         start_logging()
         read = settings.load()
@@ -118,7 +120,7 @@ class Session(Refusing):
         self._timeout = read.timeout if timeout is None else timeout
         self._is_chief = is_chief
         self._name = f"client-{os.getpid()}-{secrets.token_hex(4)}"
-        self._master = Peer(target.removeprefix("grpc://"), self._secret, self._timeout)
+        self._master = Peer(address, self._secret, self._timeout)
         self.cluster = ClusterSpec(self._master.hello.cluster)
         self._requests = Requests(self._name, self._secret, self._timeout)
         self._functions: dict[Any, _Function] = {}
@@ -138,7 +140,7 @@ class Session(Refusing):
         Args:
             fn: A function of tensors, with or without `ar.function`. `ar.device` inside it names
                 the tasks' devices; operators without one run near their inputs, or on the master.
-            args: Arrays and Python values.
+            args: A tuple or list of arrays and Python values.
             kwargs: The same, by name.
 
         Returns:
@@ -146,9 +148,16 @@ class Session(Refusing):
 
         Raises:
             PeerLostError: A task was lost.
+            TimeoutError: A task is not up, or has not answered in time.
+            DeviceError: The cluster has no such task or device.
             Exception: The error of an operator, with the task's traceback as a note.
         """
         check_outside("session.run", "call the function itself there")
+        if not isinstance(args, list | tuple):
+            raise UsageError(
+                f"{users_line()}: session.run takes the arguments as a tuple, args=(x,), not as "
+                f"{type(args).__name__}"
+            )
         with self._turn:
             self._check()
             plain = getattr(fn, "python_function", fn)
@@ -169,8 +178,9 @@ class Session(Refusing):
         Raises:
             UsageError: The task has no value of it.
         """
+        task = self._task_of(variable)
         request = pb.Frame(kind=pb.Frame.READ, names=[variable.name])
-        return self._ask(self._task_of(variable), request)[1][0]
+        return self._ask(task, request)[1][0]
 
     def assign(self, variable: Variable, value: Any) -> None:
         """Set a variable's value on its task, which creates it if it has none.
@@ -178,13 +188,13 @@ class Session(Refusing):
         Raises:
             UsageError: The value has another shape than the variable.
         """
+        task = self._task_of(variable)
         array = np.asarray(value, variable.dtype)
         if array.shape != variable.shape:
             raise UsageError(
                 f"{users_line()}: variable {variable.name!r} has shape {variable.shape}; a value "
                 f"of shape {array.shape} cannot be assigned to it"
             )
-        task = self._task_of(variable)
         self._ask(task, pb.Frame(kind=pb.Frame.ASSIGN, names=[variable.name]), [array])
         self._created[variable.name] = task
 
@@ -284,6 +294,11 @@ class Session(Refusing):
 
     def _task_of(self, variable: Variable) -> str:
         """Return the task that holds a variable."""
+        if not isinstance(variable, Variable):
+            raise UsageError(
+                f"{users_line()}: expected an ar.Variable, not {type(variable).__name__} "
+                f"{variable!r:.40}"
+            )
         place = variable.place
         if place.job is None:
             raise UsageError(

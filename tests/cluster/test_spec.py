@@ -44,6 +44,7 @@ def test_the_environment_names_this_task() -> None:
         ({}, "a cluster needs a job"),
         ({"worker": "h1:2222"}, "expected a list of host:port"),
         ({"worker": ["h1"]}, "has the address 'h1'; expected host:port"),
+        ({"worker": ["h1:70000"]}, "has the address 'h1:70000'; expected host:port"),
         ({"my job": ["h1:1"]}, "a job 'my job'; expected a word"),
         ({"ps": ["h:1"], "worker": ["h:1"]}, "two tasks .* have the address 'h:1'"),
         ("{", "is not JSON"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -44,6 +46,24 @@ def test_a_task_with_another_secret_is_named() -> None:
         pytest.raises(JoinError, match=r"and /job:ps/task:0 at .* different secrets; .*SECRET"),
     ):
         session.run(_on_ps, (X,))
+
+
+def test_a_server_that_is_no_task_is_named_at_once() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        other = grpc.server(pool)
+        port = other.add_insecure_port("127.0.0.1:0")
+        other.start()
+        with pytest.raises(JoinError, match=rf"server at 127\.0\.0\.1:{port} is no task"):
+            ar.Session(f"grpc://127.0.0.1:{port}", timeout=60)
+        other.stop(None)
+
+
+def test_addresses_and_numbers_that_no_task_can_have_are_named() -> None:
+    for secret in ("", "known"):
+        with pytest.raises(JoinError, match=r"host 'no-such\.invalid' .*does not resolve"):
+            ar.Server({"ps": ["no-such.invalid:2222"]}, "ps", 0, secret=secret)
+    with pytest.raises(UsageError, match="task_index is an integer, not '0'"):
+        ar.Server({"ps": ["127.0.0.1:2222"]}, "ps", "0")  # type: ignore[arg-type]
 
 
 def test_an_operator_that_the_task_does_not_know_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

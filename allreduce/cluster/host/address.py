@@ -40,8 +40,8 @@ def is_loopback(host: str) -> bool:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise JoinError(
-            f"[cluster] the leader's host {host!r} does not resolve ({error}); "
-            "check ALLREDUCE_LEADER"
+            f"[cluster] the host {host!r} does not resolve ({error}); check "
+            "ALLREDUCE_LEADER, or the cluster's addresses"
         ) from error
     return all(ipaddress.ip_address(str(entry[4][0])).is_loopback for entry in found)
 

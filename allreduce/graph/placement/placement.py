@@ -107,7 +107,8 @@ def _refusal(
         hint = did_you_mean(asked.job, jobs)
         return DeviceError(
             f"{what} was placed on {asked}, but there is no job {asked.job!r}; there are "
-            f"{', '.join(map(str, available))}{hint}"
+            f"{', '.join(map(str, available))}{hint}. To run it on another task of a cluster, pass "
+            "the function to Session.run"
         )
     more = " (under a strategy, of each replica: devices_per_replica)" if others else ""
     return DeviceError(
