@@ -19,7 +19,7 @@ from allreduce.devices.names import DeviceName
 from allreduce.errors import ClosedError, JoinError, PeerLostError, TimeoutError
 from allreduce.events import logger
 from allreduce.graph.partition.tasks import task_name
-from allreduce.server.channel import DEAD_SECONDS, Channel, Handle, accept
+from allreduce.server.channel import BEAT_SECONDS, DEAD_SECONDS, Channel, Handle, accept
 from allreduce.server.connect import Peer
 from allreduce.server.mpi_messages import MpiMessages
 
@@ -232,7 +232,7 @@ class Connections:
         if task == self.task:
             return True
         try:
-            self._peer(task, DEAD_SECONDS)
+            self._peer(task, DEAD_SECONDS if task_name(task) in self._channels else BEAT_SECONDS)
         except (ClosedError, JoinError, TimeoutError):
             return False
         return True

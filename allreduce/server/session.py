@@ -199,7 +199,10 @@ class Session(Refusing):
         self._created[variable.name] = task
 
     def tasks(self) -> dict[str, bool]:
-        """Return for each task of the cluster whether it answers the master."""
+        """Return for each task of the cluster whether it answers the master.
+
+        A lost task has 2 s to answer, and a connected one, which may have been stopped, 6 s.
+        """
         reply, _ = self._ask(self._master.name, pb.Frame(kind=pb.Frame.TASKS))
         pairs = (each.rpartition("=") for each in reply.names)
         return {task: bool(int(lives)) for task, _, lives in pairs}
