@@ -1,12 +1,13 @@
 """Every operator and its gradient, its nodes spread over the tasks of a cluster at random.
 
-The tasks' programs together are checked for hazards, too.
+In tasks of one process, whose programs together are checked for hazards, too, and in tasks that
+are processes, with updates and random draws.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,10 +23,11 @@ from allreduce.graph.schedule.program_facts import ProgramFacts
 from tests.graph.ops.case import Case
 from tests.graph.ops.cases import CASES
 from tests.graph.schedule.hazards import hazards
-from tests.server.clusters import serving
+from tests.server.clusters import describe, processes, serving
 from tests.server.joined import joined
 
 TASKS = ("/job:worker/task:0", "/job:worker/task:1", "/job:ps/task:0", "/job:ps/task:1")
+X = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +36,10 @@ def session() -> Iterator[ar.Session]:
         yield made
 
 
-def _scattered(seed: int) -> Callable[[Node], str]:
+def _scattered(seed: int, tasks: Sequence[str] = TASKS, cpus: int = 2) -> Callable[[Node], str]:
     """Return a function for `ar.device` that draws a task and one of its devices."""
     drawn = random.Random(seed)
-    return lambda _: f"{drawn.choice(TASKS)}/cpu:{drawn.randrange(2)}"
+    return lambda _: f"{drawn.choice(tasks)}/cpu:{drawn.randrange(cpus)}"
 
 
 def _with_gradients(case: Case) -> Callable[..., Any]:
@@ -66,19 +68,68 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
 def test_tasks_compute_the_bits_of_one_process(
     session: ar.Session, case: Case, programs: list[Program]
 ) -> None:
+    _compare(session, case, _scattered(len(case.op)), programs.clear)
+    assert hazards(joined(programs)) == []
+
+
+def _compare(
+    session: ar.Session, case: Case, devices: Callable[[Node], str], between: Callable[[], object]
+) -> None:
+    """Run a case here, then on the tasks of a cluster, and compare the bits."""
     full = [shapes for shapes in case.shapes if all(0 not in shape for shape in shapes)]
     inputs = case.draw((full or list(case.shapes))[0], 1)
     step = _with_gradients(case)
     expected = ar.function(step)(*inputs)
-    programs.clear()
+    between()
 
     def spread(*xs: Any) -> Any:
-        with ar.device(_scattered(len(case.op))):
+        with ar.device(devices):
             return step(*xs)
 
     for one, other in zip(_leaves(session.run(spread, inputs)), _leaves(expected), strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert hazards(joined(programs)) == []
+        np.testing.assert_array_equal(one, other, err_msg=case.op)
+
+
+_TORTURE = pytest.mark.torture
+
+
+@pytest.mark.parametrize(
+    "count", [pytest.param(1, marks=_TORTURE), 2, pytest.param(3, marks=_TORTURE), 4]
+)
+def test_processes_compute_the_bits_of_one(count: int) -> None:
+    spec = describe({"worker": count})
+    tasks = [f"/job:worker/task:{i}" for i in range(count)]
+    target = f"grpc://{spec.address('worker', 0)}"
+    with processes(spec), ar.Session(target, timeout=60) as session:
+        for case in CASES[count // 2 % 2 :: 2]:
+            _compare(session, case, _scattered(len(case.op), tasks, 1), int)
+        step, variables = _training(_scattered(count, tasks, 1))
+        found = [np.asarray(session.run(step, (X + i,))) for i in range(3)]
+        after = [session.read(each) for each in variables]
+    step, variables = _training(lambda _: "cpu:0")
+    alone = ar.function(step)
+    for i, losses in enumerate(found):
+        np.testing.assert_array_equal(losses, alone(X + i))
+    for value, variable in zip(after, variables, strict=True):
+        np.testing.assert_array_equal(value, variable.numpy())
+
+
+def _training(devices: Callable[[Node], str]) -> tuple[Callable[..., Any], list[ar.Variable]]:
+    """Return a step with random draws and Adam, and its variables."""
+    ar.set_seed(5)
+    kernel = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+    with ar.device(devices):
+        variables = [ar.Variable(kernel, name="kernel"), ar.Variable(kernel.T, name="head")]
+    optimizer = ar.optim.Adam(0.05)
+
+    def step(x: ar.Tensor) -> Any:
+        with ar.device(devices):
+            hidden = ar.ops.dropout(ar.ops.tanh(x @ variables[0]), 0.3)
+            loss = ar.ops.sum(ar.ops.square(hidden @ variables[1]), axis=1)
+        optimizer.minimize(loss, variables)
+        return loss
+
+    return step, variables
 
 
 def test_a_value_that_no_task_sends_is_found(session: ar.Session, programs: list[Program]) -> None:
