@@ -7,6 +7,7 @@ import runpy
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md")))
 FOLDERS = "allreduce|kernels|tests|strategies|benchmarks|docs|mpi_examples"
 
+_SCRIPT = REPOSITORY / "docs" / "images" / "architecture.py"
 _PATH = re.compile(rf"(?<![\w/.])(?:{FOLDERS})(?:/[\w.*-]+)+/?")
 _FILE = re.compile(r"`(?:\w+/)*(\w+\.(?:py|pyi|h|cpp|cu|cuh|proto))`")
 _NAME = re.compile(r"`ar((?:\.\w+)+)")
@@ -99,9 +101,23 @@ def test_every_package_is_on_the_page_of_the_architecture() -> None:
     assert {package for level in LEVELS for package in level} - words == set()
 
 
+def test_the_order_of_imports_is_on_the_page_and_in_the_picture() -> None:
+    table = re.findall(
+        r"^\| (`.*?) \|", _architecture().partition("## The order of imports")[2], re.M
+    )
+    rows = [tuple(re.findall(r"`(?:allreduce/)?(\w+)", row)) for row in table]
+    assert rows == list(reversed(LEVELS))
+    drawn = [set(row[0].split(" · ")) for row in _picture()["PACKAGES"]]
+    # All but the lowest levels, which the last row stands for.
+    assert drawn[:-1] == [set(level) for level in reversed(LEVELS[2:-1])]
+
+
 def test_the_picture_of_the_packages_is_the_one_that_its_script_draws() -> None:
-    script = REPOSITORY / "docs" / "images" / "architecture.py"
-    assert script.with_suffix(".svg").read_text() == runpy.run_path(str(script))["draw"]()
+    assert _SCRIPT.with_suffix(".svg").read_text() == _picture()["draw"]()
+
+
+def _picture() -> dict[str, Any]:
+    return runpy.run_path(str(_SCRIPT))
 
 
 def _architecture() -> str:
