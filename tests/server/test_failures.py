@@ -85,6 +85,28 @@ def test_a_server_closes_while_a_step_runs(gate: Gate) -> None:
             running.result(15)
 
 
+def test_steps_of_several_clients_overlap(gate: Gate) -> None:
+    with (
+        serving(worker=1, ps=1) as (worker, ps),
+        ThreadPoolExecutor(1) as pool,
+        ar.Session(worker.target, timeout=20) as first,
+        ar.Session(ps.target, timeout=20) as second,
+    ):
+        with ar.device(PS):
+            v = ar.Variable(np.zeros(2, np.float32), name="v")
+
+        def step(x: ar.Tensor, through: Any) -> None:
+            with ar.device(PS):
+                v.assign(v + through(x))
+
+        running = pool.submit(first.run, lambda x: step(x, gate.operator), (X[0],))
+        assert gate.entered.wait(20)
+        second.run(lambda x: step(x, lambda y: y), (X[0],))  # while the other step runs
+        gate.opened.set()
+        running.result(20)
+        np.testing.assert_array_equal(second.read(v), [2, 2])
+
+
 def test_a_graph_that_one_task_refuses_is_forgotten_by_the_others() -> None:
     with serving(worker=2, ps=1) as servers, ar.Session(servers[0].target, timeout=20) as session:
         with ar.device(PS):
