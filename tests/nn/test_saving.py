@@ -35,6 +35,22 @@ def test_a_loaded_model_goes_on_to_the_bit(tmp_path: Path) -> None:
         assert np.array_equal(a, b)
 
 
+def test_the_name_of_another_format_gives_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(saving.logger, "warning", lambda text, *args: warnings.append(text % args))
+    saving._warn_of_format.cache_clear()
+    x, y = blobs()
+    model = classifier()
+    model.fit(x, y, verbose=0)
+    for name in ("a.keras", "b.keras", "c.safetensors", "c"):
+        model.save(tmp_path / name)
+        nn.load_model(tmp_path / name)
+    assert len(warnings) == 1
+    assert "saved as safetensors, also under a name that ends with .keras" in warnings[0]
+
+
 def test_dropout_goes_on_with_accumulated_gradients(tmp_path: Path) -> None:
     x, y = blobs()
     model = classifier(dropout=0.3)
