@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     )
     from allreduce.graph.ops import functions as ops
     from allreduce.graph.replicate.function import (
-        function,  # from the room, mypy would take the module
+        function,  # from the package, mypy would take the module
     )
     from allreduce.server.device_setter import device_setter
     from allreduce.server.server import Server
@@ -118,7 +118,7 @@ __all__ = [
 ]
 
 # Where the rest lives; imported when it is first used, so that the launcher and a rank's helpers
-# start without NumPy and all the rooms.
+# start without NumPy and the packages.
 _HOMES = {
     "allreduce.comm": ("ANY", "Communicator", "Work", "init"),
     "allreduce.errors": (

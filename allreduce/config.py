@@ -62,7 +62,7 @@ def __dir__() -> list[str]:
 def list_physical_devices(kind: str | None = None) -> list[PhysicalDevice]:
     """List the devices that this process can use, of one kind ("CPU") or of all.
 
-    Of kinds that this version has no runtime for ("GPU") there are none.
+    It lists none of a kind that this version has no runtime for.
 
     Raises:
         DeviceError: There is no such kind.
@@ -98,7 +98,7 @@ def get_memory_info(device: str) -> dict[str, int]:
 
 
 def get_tf32() -> bool:
-    """Say whether GPUs round operands of float32 products to TensorFloat-32."""
+    """Return whether GPUs round operands of float32 products to TensorFloat-32."""
     return options.current().tf32
 
 
@@ -159,7 +159,7 @@ class _Threading:
         devices.limit_blas_threads(count)
 
     def get_intra_op_parallelism_threads(self) -> int:
-        """Give the number that was set; 0 when the library chooses."""
+        """Return the number that was set; 0 when the library chooses."""
         return options.current().intra_op_threads or 0
 
     def set_inter_op_parallelism_threads(self, count: int) -> None:
@@ -173,7 +173,7 @@ class _Threading:
         options.set_inter_op_threads(count)
 
     def get_inter_op_parallelism_threads(self) -> int:
-        """Give the number that was set, or 1."""
+        """Return the number that was set, or 1."""
         return options.current().inter_op_threads
 
 

@@ -175,7 +175,7 @@ class Monitor:
         return found
 
     def improves(self, value: float, than: float | None) -> bool:
-        """Tell whether a value that was read is better than another by more than `min_delta`.
+        """Return whether a value that was read is better than another by more than `min_delta`.
 
         A NaN never is.
         """

@@ -45,7 +45,7 @@ def share_devices(world: World, timeout: float) -> None:
 
 
 def plan(seen: dict[int, tuple[str, ...]], shared: bool) -> dict[int, tuple[str, ...]]:
-    """Say which GPUs each rank of a host gets.
+    """Return which GPUs each rank of a host gets.
 
     Args:
         seen: The UUIDs that each rank sees.

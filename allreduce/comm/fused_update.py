@@ -18,7 +18,7 @@ from allreduce.comm.core.transport import MappedTransport, Work
 
 
 def updates(comm: Communicator) -> bool:
-    """Say whether a communicator's members can update for each other."""
+    """Return whether a communicator's members can update for each other."""
     return comm.size > 1 and isinstance(comm._dispatch.transport.on_host, MappedTransport)
 
 

@@ -116,7 +116,7 @@ class Rendezvous:
             self._set(_ALL, None)
 
     def _have_all_come(self, timeout: float) -> bool:
-        """Say whether all have come; raise if this attempt has failed."""
+        """Return whether all have come; raise if this attempt has failed."""
         answer = self._get(_ALL, timeout)
         if answer is None:
             return False

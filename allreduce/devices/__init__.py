@@ -1,4 +1,4 @@
-"""Where computation and memory are: names, devices, buffers, streams and events."""
+"""Devices: their names, memory, streams and events."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class Device(ABC):
 
     @abstractmethod
     def adopt(self, array: Any) -> Any:
-        """Give the flat byte array over `array`'s memory; nothing is copied, its owner stays alive.
+        """Return the flat byte array over `array`'s memory; no copy; its owner stays alive.
 
         Raises:
             UsageError: The memory is not on this device, or not one contiguous piece.
@@ -316,7 +316,7 @@ class Runtime(ABC):
         """Make the logical device `name` on the physical device number `physical`."""
 
     def absence(self) -> str:
-        """Say why there is no device of this kind, and what to do; empty if there are some."""
+        """Return why there is no device of this kind, and what to do; empty if there are some."""
         return ""
 
     def identities(self) -> tuple[str, ...]:
@@ -400,7 +400,7 @@ class Buffer:
 
     @property
     def address(self) -> int:
-        """Where the first byte is, in the device's address space."""
+        """The address of the first byte, in the device's address space."""
         return self.device.address(self._bytes)
 
     @property

@@ -145,7 +145,7 @@ def _own(event: Event) -> CpuEvent:
 
 
 def _share(array: Any) -> npt.NDArray[Any]:
-    """Give an ndarray over the same memory, by whichever protocol `array` speaks."""
+    """Return an ndarray over the same memory, by whichever protocol `array` speaks."""
     if isinstance(array, np.generic):
         raise UsageError(f"{_what(array)} is a scalar without its own memory; pass an array")
     if isinstance(array, np.ndarray):

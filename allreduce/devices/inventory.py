@@ -208,7 +208,7 @@ def offers_gpu_memory(array: Any) -> bool:
 
 
 def _known(kind: str) -> str:
-    """Give the kind's name as the registry has it, or say why there is none."""
+    """Return the kind's name as the registry has it, or say why there is none."""
     if str(kind).upper() in RUNTIMES:
         return str(kind).upper()
     near = did_you_mean(kind, RUNTIMES)

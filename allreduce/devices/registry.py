@@ -15,7 +15,7 @@ RUNTIMES: dict[str, str] = {
 
 
 def runtime(kind: str) -> Runtime:
-    """Give the runtime of one kind in `RUNTIMES`."""
+    """Return the runtime of one kind in `RUNTIMES`."""
     return made(RUNTIMES[kind])
 
 
@@ -34,5 +34,5 @@ def kernel(kind: str | None, operator: str) -> Callable[..., object] | None:
 
 
 def absence(kind: str | None) -> str:
-    """Say why there is no device of a kind in `RUNTIMES`; empty if that is not so."""
+    """Return why there is no device of a kind in `RUNTIMES`; empty if that is not so."""
     return runtime(kind).absence() if kind in RUNTIMES else ""

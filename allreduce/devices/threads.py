@@ -25,7 +25,7 @@ def affinity_cores() -> int:
 
 
 def blas_threads(replicas_on_host: int, environ: Mapping[str, str] | None = None) -> int:
-    """Say how many BLAS threads one replica's work gets.
+    """Return how many BLAS threads one replica's work gets.
 
     Args:
         replicas_on_host: How many replicas share this host, in this and in other processes.

@@ -48,7 +48,7 @@ def get(identifier: Any) -> Function:
 
 
 def name_of(function: Function) -> str:
-    """Give the name by which `get` finds a function again.
+    """Return the name by which `get` finds a function again.
 
     Raises:
         UsageError: It is not in the table, so a saved model could not name it.

@@ -131,7 +131,7 @@ class Timeline:
 
 
 def _behind(communicator: Communicator) -> float:
-    """Say how many seconds this rank's clock is ahead of rank 0's; 0 on its host."""
+    """Return how many seconds this rank's clock is ahead of rank 0's; 0 on its host."""
     world = comm.world()
     if len(world.hosts) == 1:
         return 0.0
@@ -193,7 +193,7 @@ def _apart(spans: Sequence[Span]) -> list[Span]:
 
 
 def _fits(span: Span, around: list[tuple[float, str]]) -> bool:
-    """Tell whether a span is a part of the innermost one that has not ended, or all have."""
+    """Return whether a span is a part of the innermost one that has not ended, or all have."""
     _, start, seconds, _, thread, _ = span
     while around and around[-1][0] <= start:
         around.pop()

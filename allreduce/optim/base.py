@@ -218,7 +218,7 @@ class Optimizer(UpdateRule):
         load_optimizer_state(self, dict(state))
 
     def get_config(self) -> dict[str, Any]:
-        """Give the constructor's arguments, as plain data."""
+        """Return the constructor's arguments, as plain data."""
         config = {name: getattr(self, name) for name in self.hyperparameters}
         if "learning_rate" in config:
             config["learning_rate"] = self._description or schedules.describe(

@@ -119,7 +119,7 @@ def _name_of_groups(optimizer: Optimizer) -> str:
 
 
 def _lack(kind: type[Optimizer], config: Mapping[str, Any]) -> str:
-    """Say why a class's own constructor cannot be called again with a config, or nothing."""
+    """Return why a class's own constructor cannot be called again with a config, or nothing."""
     if vars(Optimizer)["from_config"] is not inspect.getattr_static(kind, "from_config"):
         return ""  # it may use the config as it likes
     taken = inspect.signature(kind)

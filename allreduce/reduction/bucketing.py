@@ -76,7 +76,7 @@ def cut_buckets(layout: Layout, cuts: Sequence[int]) -> tuple[Bucket, ...]:
 
 
 def _span_bytes(layout: Layout) -> list[int]:
-    """Give the bytes from each span's start to the next one's."""
+    """Return the bytes from each span's start to the next one's."""
     ends = [*(span.start for span in layout.spans[1:]), layout.size]
     return [
         (end - span.start) * layout.dtype.itemsize

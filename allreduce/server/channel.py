@@ -52,7 +52,7 @@ Handle = Callable[["Channel", pb.Frame, Sequence[np.ndarray]], None]
 
 @dataclass(slots=True)
 class Answer:
-    """What a request waits for.
+    """The answer that a request waits for.
 
     Attributes:
         came: Whether the other attributes are set.

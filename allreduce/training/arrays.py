@@ -1,4 +1,4 @@
-"""What may be fed to `fit`, `evaluate` and `predict`: structures of arrays, and batches of them."""
+"""The data of `fit`, `evaluate` and `predict`: structures of arrays, and batches of them."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _structure(value: Any, name: str, may_be_empty: bool) -> Any:
 
 
 def _is_array(value: Any) -> bool:
-    """Tell whether this is an array of rows, or a structure of them, and no row."""
+    """Return whether this is an array of rows, or a structure of them, and no row."""
     if isinstance(value, Mapping):
         return True
     if isinstance(value, tuple | list):
@@ -137,7 +137,7 @@ def _array(value: Any, name: str, may_be_empty: bool) -> np.ndarray:
 
 
 def gives_batches(x: Any, y: Any = None) -> bool:
-    """Tell whether x iterates batches, such as a generator or a DataLoader, and is no array."""
+    """Return whether x iterates batches, such as a generator or a DataLoader, and is no array."""
     if isinstance(x, list):  # of batches (x, y); a list of arrays is one structure
         return y is None and bool(x) and all(isinstance(each, tuple) for each in x)
     if isinstance(x, tuple | Mapping | str | bytes) or hasattr(x, "__array__"):
@@ -250,7 +250,7 @@ def with_class_weight(samples: Samples, class_weight: Mapping[int, float]) -> Sa
 
 
 def has_classes(samples: Samples, classes: Sequence[int]) -> np.ndarray:
-    """Tell for each class whether a sample has it, `(classes,)`; as `with_class_weight` reads y."""
+    """Return for each class whether a sample has it `(classes,)`; y is read by `_class_numbers`."""
     return np.isin(np.asarray(classes), _class_numbers(samples))
 
 

@@ -57,7 +57,7 @@ def refuse_beside_batches(**given: Any) -> None:
 
 
 def resolve_batch_size(batch_size: int | None, replicator: Any) -> int:
-    """Give the global batch size: 32 per replica unless it is given.
+    """Return the global batch size: 32 per replica unless it is given.
 
     Raises:
         UsageError: It is not an integer above 0.

@@ -64,7 +64,7 @@ class FitOptions:
         is_sharded(self.data)
 
     def validates(self, epoch: int) -> bool:
-        """Tell whether to validate after an epoch, from 0; `validation_freq` counts from 1."""
+        """Return whether to validate after an epoch, from 0; `validation_freq` counts from 1."""
         if isinstance(self.validation_freq, Collection):
             return epoch + 1 in self.validation_freq
         return (epoch + 1) % self.validation_freq == 0
@@ -89,7 +89,7 @@ def _int(value: Any) -> int | None:
 
 
 def is_sharded(data: str) -> bool:
-    """Tell whether each rank brings rows of its own.
+    """Return whether each rank brings rows of its own.
 
     Raises:
         UsageError: `data` is neither of the two.

@@ -129,7 +129,7 @@ class Epoch(AbstractContextManager["Epoch"]):
             print(f"{self._label}  {text}", flush=True)
 
     def _text(self, values: Mapping[str, Any]) -> str:
-        """Return the metrics, and of the speed as much as has room beside a bar."""
+        """Return the metrics, and as much of the speed as fits beside a bar."""
         text = format_values(values)
         for part in self._speed():
             if self._bar is not None and len(text) + len(part) + 2 > self._free_columns(self._bar):

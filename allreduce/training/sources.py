@@ -1,4 +1,4 @@
-"""Where batches come from, one epoch after another: arrays, or any iterable of batches."""
+"""Sources of batches, one epoch after another: arrays, or any iterable of batches."""
 
 from __future__ import annotations
 

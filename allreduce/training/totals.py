@@ -134,7 +134,7 @@ class Totals:
     def _in_order(
         self, means: Mapping[str, float], states: Mapping[str, np.ndarray]
     ) -> dict[str, Any]:
-        """Give all results in the order of the step's."""
+        """Return all results in the order of the step's."""
         return {
             name: means[name] if name in means else self._state_values[name](states[name])
             for name in self._order

@@ -65,7 +65,7 @@ class Trainable(Protocol):
 
     @property
     def train_function(self) -> Callable[..., Mapping[str, Any]]:
-        """What takes one step: a function of x, y and sample_weight.
+        """The function of x, y and sample_weight that takes one step.
 
         It returns "loss" and metrics, per sample or as scalar means, and increments of the states
         of those in `state_values`.
@@ -78,7 +78,7 @@ class Trainable(Protocol):
 
     @property
     def test_function(self) -> Callable[..., Mapping[str, Any]]:
-        """What computes the same without a step and in inference mode."""
+        """The function that computes the same without a step and in inference mode."""
         ...
 
     def predict_step(self, x: Any) -> Any:

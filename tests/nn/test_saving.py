@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 from allreduce import nn, optim
 from allreduce.errors import UsageError
+from allreduce.events import logger
 from allreduce.graph import set_seed
 from allreduce.nn.models import saving
 from tests.nn.common import blobs, classifier
@@ -39,7 +40,7 @@ def test_the_name_of_another_format_gives_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warnings: list[str] = []
-    monkeypatch.setattr(saving.logger, "warning", lambda text, *args: warnings.append(text % args))
+    monkeypatch.setattr(logger, "warning", lambda text, *args: warnings.append(text % args))
     saving._warn_of_format.cache_clear()
     x, y = blobs()
     model = classifier()

@@ -31,7 +31,7 @@ def joined(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether every address of `host` reaches this machine only.
+    """Return whether every address of `host` reaches this machine only.
 
     Raises:
         JoinError: The name does not resolve.

@@ -42,7 +42,7 @@ class Child:
 
     @property
     def label(self) -> str:
-        """What stands before the lines of its output."""
+        """The prefix of its lines of output."""
         return self.task or str(self.rank)
 
     @property

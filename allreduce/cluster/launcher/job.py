@@ -191,7 +191,7 @@ class Job:
             self._after(_POLL_SECONDS, self._look)
 
     def _look(self) -> None:
-        """Say which ranks are stopped while others wait for them, which would go unseen."""
+        """Report ranks that are stopped while others wait for them, which would go unseen."""
         assert self._stopped is not None, "some wait"
         text = self._stopped.report()
         if text:

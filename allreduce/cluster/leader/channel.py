@@ -163,7 +163,7 @@ class LeaderChannel:
 
 
 def _becomes_ready(states: queue.SimpleQueue[grpc.ChannelConnectivity], seconds: float) -> bool:
-    """Say whether a channel with these states becomes ready within `seconds`."""
+    """Return whether a channel with these states becomes ready within `seconds`."""
     until = time.monotonic() + seconds
     while (remaining := until - time.monotonic()) > 0:
         try:

@@ -75,7 +75,7 @@ def _after_fork() -> None:
 
 
 def _reaches(fd: int, leaders: frozenset[_End]) -> bool:
-    """Say whether one end of a TCP socket is a leader's; not for anything else."""
+    """Return whether one end of a TCP socket is a leader's; not for anything else."""
     if not stat.S_ISSOCK(os.fstat(fd).st_mode):
         return False
     try:

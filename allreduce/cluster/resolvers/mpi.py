@@ -57,7 +57,7 @@ class _Wait:
         return self._arrivals.late() or "some of the MPI ranks"
 
     def goes_on(self) -> bool:
-        """Say whether there is time left; reports the wait when it has become long."""
+        """Return whether there is time left; reports the wait when it has become long."""
         if self._wait.quiet:
             return True
         return self._wait.goes_on(f"{self.late()}; {REMEDY}")

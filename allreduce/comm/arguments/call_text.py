@@ -34,7 +34,7 @@ def of_array(
 
 
 def of_list(context: Context, arrays: Sequence[Array], options: Options) -> str:
-    """Say a call of a list: `all_reduce([float64[8], int32[2, 2]], op='sum')`."""
+    """Write a call of a list: `all_reduce([float64[8], int32[2, 2]], op='sum')`."""
     kinds = tuple((array.dtype, array.shape) for array in arrays)
     scale, root = options.scale, options.root
     return _spell(context.collective, kinds, True, options.op, root, scale)

@@ -83,7 +83,7 @@ def check_op(context: Context, op: str | None, dtype: np.dtype[Any]) -> None:
 
 
 def is_whole(number: Any) -> bool:
-    """Say whether it is a whole number, of Python or NumPy."""
+    """Return whether it is a whole number, of Python or NumPy."""
     return isinstance(number, int | np.integer) and not isinstance(number, bool)
 
 

@@ -91,7 +91,7 @@ def check_own(what: str, out: Array) -> None:
 
 
 def same(a: Array, b: Array) -> bool:
-    """Say whether two arrays have the same elements in the same places of memory."""
+    """Return whether two arrays have the same elements in the same places of memory."""
     if a.shape != b.shape or a.ctypes.data != b.ctypes.data:
         return False
     steps = zip(a.shape, a.strides, b.strides, strict=True)

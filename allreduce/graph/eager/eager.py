@@ -99,7 +99,7 @@ class EagerTrace(Trace):
             raise self._shortage(node, error) from error
 
     def _shortage(self, node: Node, error: MemoryError) -> OutOfMemoryError:
-        """Say where there was no memory, and which of the step's values have it."""
+        """Build the error that names the operator and the largest values of the step."""
         whole = {id(_memory(value)): i for i, value in reversed(self._values.items())}
         contents = [
             (self._values[i].nbytes, describe_value(self.nodes[i], self._values[i].shape))
@@ -145,7 +145,7 @@ class EagerTrace(Trace):
         return run_now(op, inputs, node.attrs, output, lambda: (node.source, node.part, when))
 
     def _lacks(self, id: int) -> bool:
-        """Tell whether a value is one of samples, of which there are none."""
+        """Return whether a value is one of samples, of which there are none."""
         return self._absent and id in self._of_samples
 
     def _shape(self, spec: Spec) -> tuple[int, ...]:

@@ -146,7 +146,7 @@ def _put_own(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> Non
 
 
 def _unit(rows: Size) -> int:
-    """Tell how many rows a replica, or with a named dimension each sample, has."""
+    """Return how many rows a replica, or with a named dimension each sample, has."""
     return rows.factor if isinstance(rows, Dim) else rows
 
 

@@ -156,7 +156,7 @@ def unbroadcast(gradient: Tensor, like: Tensor) -> Tensor:
 
 
 def split(condition: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Give a gradient's elements to the first where the condition is true, else to the second."""
+    """Split a gradient: the first part is 0 where the condition is false, the second elsewhere."""
     zero = as_tensor(0, gradient.dtype)
     return apply("where", condition, gradient, zero), apply("where", condition, zero, gradient)
 

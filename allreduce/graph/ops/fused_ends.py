@@ -56,7 +56,7 @@ class Epilogue:
             self.chain.run(here, [product, *(part(x, out.ndim, rows) for x in rest)])
 
     def is_in_place(self, out: np.ndarray) -> bool:
-        """Say whether the last operation may write over the product."""
+        """Return whether the last operation may write over the product."""
         last = self.chain.links[-1]
         return self.dtype == out.dtype and (0 not in last.reads or lookup(last.op).in_place)
 

@@ -145,7 +145,7 @@ def _summed(
 
 
 def _mode(plan: Plan, part: Bucket) -> ShardMode | None:
-    """Say how a bucket is updated in slices; the header alone is not."""
+    """Describe how a bucket is updated in slices; the header alone is not."""
     return plan.sharded.get(part.index) if part.first < part.last else None
 
 
@@ -208,7 +208,7 @@ def _order(rewriter: Rewriter, node: Node) -> list[int]:
 
 
 def _adds(node: Node) -> bool:
-    """Say whether gradients are added up over several steps; see accumulation.py."""
+    """Return whether gradients are added up over several steps; see accumulation.py."""
     return node.attrs["rule"].gradient_accumulation > 1 or not node.inputs
 
 

@@ -79,7 +79,7 @@ def take_apart(result: Any) -> tuple[Returned, list[TracedTensor]]:
 
 
 def _is_plain(leaf: Any) -> bool:
-    """Tell whether a leaf is a Python value, as among arguments, that no tensor can be made of."""
+    """Return whether a leaf is a Python value that no tensor can be made of."""
     if isinstance(leaf, str | bytes):
         return True
     numeric = isinstance(leaf, Number | np.generic | Dim) or any(

@@ -102,7 +102,7 @@ class Variable(Operators):
 
     @property
     def place(self) -> DeviceName:
-        """Where steps read and change it: a name with all fields open for its replica's device."""
+        """The device where steps read and change it; all fields are open for the replica's own."""
         return self.device or DeviceName()
 
     def numpy(self) -> np.ndarray:

@@ -261,7 +261,7 @@ class ArenaPlan:
                     variable.storage[index] = arena.view(arena.parameters, place)
             for name in arena.slots:
                 arena.slots[name] = allocator.moved(arena.slots[name])
-        # Until now their room was for the others, one by one.
+        # Until now their memory was for the others, one by one.
         arena.gradients = allocator.symmetric(self.layout.size, self.layout.dtype)
 
 

@@ -36,7 +36,7 @@ class _Plans:
         self._owner = None if rule is None else weakref.ref(rule)
 
     def belong_to(self, rule: UpdateRule) -> bool:
-        """Say whether they are this optimizer's, and no copy of it has taken the attribute over."""
+        """Return whether they are this optimizer's, and not those of the one it was copied from."""
         return self._owner is not None and self._owner() is rule
 
     def __reduce__(self) -> tuple[type[_Plans], tuple[()]]:

@@ -87,7 +87,7 @@ class UpdateRule(ABC):
 
     @abstractmethod
     def get_config(self) -> dict[str, Any]:
-        """Give the settings as plain data; ranks compare them in every step."""
+        """Return the settings as plain data; ranks compare them in every step."""
 
     @abstractmethod
     def update(
@@ -231,7 +231,7 @@ def warn_of_reduced(loss: Tensor) -> None:
 
 
 def _varies(trace: Trace, scalar: int) -> bool:
-    """Tell whether a value may be other than a mean over rows, or a linear function of such."""
+    """Return whether a value may be other than a mean over rows, or a linear function of such."""
     nodes, of_samples, seen = trace.nodes, set[int](), set[int]()
     for node in nodes[: scalar + 1]:
         if node.op == "placeholder" or any(each in of_samples for each in node.inputs):

@@ -30,12 +30,12 @@ _calls = _Calls()
 
 
 def in_training() -> bool:
-    """Tell whether the innermost layer was called in training mode."""
+    """Return whether the innermost layer was called in training mode."""
     return _calls.training
 
 
 def frozen() -> bool:
-    """Tell whether one of the layers that are being called is not to be trained."""
+    """Return whether one of the layers that are being called is not to be trained."""
     return not all(layer.trainable for layer in _calls.stack)
 
 
@@ -83,7 +83,7 @@ def check_made(layer: object) -> None:
 
 
 def check_attributes(layer: object, name: str) -> None:
-    """Say why such a layer lacks an attribute."""
+    """Return why such a layer lacks an attribute."""
     if not _is_made(layer):
         raise AttributeError(
             f"{_not_constructed(layer)} before self.{name} is asked for", name="", obj=layer

@@ -160,7 +160,7 @@ def _first_row(wrong: np.ndarray) -> int:
 
 
 def inner_layers(layer: Layer) -> dict[str, Layer]:
-    """Give all layers inside one, at any depth, by their path below it: "1/inner/0".
+    """Return all layers inside one, at any depth, by their path below it: "1/inner/0".
 
     One that is there twice stands where it comes first.
     """

@@ -74,7 +74,7 @@ OF_METRICS: Mapping[str, str] = {
 
 
 def refuse_of_layer(kind: type, named: Mapping[str, Any]) -> None:
-    """Say of a keyword that a layer of this library does not take where the thing stands here.
+    """Refuse keywords that a layer does not take, and say what replaces them here.
 
     Raises:
         UsageError: It is one of Keras's, or no layer has it.
@@ -83,7 +83,7 @@ def refuse_of_layer(kind: type, named: Mapping[str, Any]) -> None:
 
 
 def refuse(method: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
-    """Say of a method's unknown keyword where the thing stands here.
+    """Refuse keywords that a method does not take, and say what replaces them here.
 
     Raises:
         UsageError: There is one.

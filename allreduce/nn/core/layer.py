@@ -226,7 +226,7 @@ class Layer:
         return [layer for _, layer in self.children()]
 
     def named_variables(self) -> dict[str, Variable]:
-        """Give all variables by their path below this layer: "0/kernel"."""
+        """Return all variables by their path below this layer: "0/kernel"."""
         return {key: variable for key, variable, _ in self._walk("", True, set())}
 
     @property
@@ -259,7 +259,7 @@ class Layer:
         return sum(variable.storage[0].size for variable in self.variables)
 
     def get_config(self) -> dict[str, Any]:
-        """Give the constructor's arguments, as plain data that JSON can hold.
+        """Return the constructor's arguments, as plain data that JSON can hold.
 
         A subclass whose constructor takes more than these adds its own.
         """
@@ -305,7 +305,7 @@ def _takes_training(kind: type[Layer]) -> bool:
 
 
 def _shape(tensors: Any) -> Any:
-    """Give the shape of one tensor; of several, their shapes in the same structure."""
+    """Return the shape of one tensor; of several, their shapes in the same structure."""
     if isinstance(tensors, Tensor):
         return tensors.shape
     return map_leaves(lambda leaf: leaf.shape if isinstance(leaf, Tensor) else None, tensors)

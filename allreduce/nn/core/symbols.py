@@ -80,7 +80,7 @@ def symbol_of(value: Any) -> Symbol | None:
 
 
 def has_symbols(inputs: Any) -> bool:
-    """Tell whether a layer's inputs are symbols."""
+    """Return whether a layer's inputs are symbols."""
     return any(symbol_of(leaf) is not None for leaf in pytree.leaves(inputs))
 
 

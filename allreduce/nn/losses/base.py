@@ -49,7 +49,7 @@ class Loss(Refusing):
         return self.function(y_true, y_pred, **self.options)
 
     def get_config(self) -> dict[str, Any]:
-        """Give the constructor's arguments as plain data, save for the function.
+        """Return the constructor's arguments as plain data, save for the function.
 
         A subclass whose constructor takes more than these adds its own.
         """
@@ -60,7 +60,7 @@ class Loss(Refusing):
 
 
 def _checked(loss: Loss, key: str, value: Any) -> Any:
-    """Give an option as plain data."""
+    """Return an option as plain data."""
     takes = inspect.signature(loss.function).parameters
     if key not in takes:
         known = [name for name in takes if name not in ("y_true", "y_pred")]

@@ -156,7 +156,7 @@ def binary_focal_crossentropy(
 
 
 def kl_divergence(y_true: Any, y_pred: Any) -> Tensor:
-    """Give the sum of y_true log(y_true / y_pred): `(batch, classes)` twice to `(batch,)`.
+    """Return the sum of y_true log(y_true / y_pred): `(batch, classes)` twice to `(batch,)`.
 
     Both are clipped to [1e-7, 1] (Kullback and Leibler 1951).
 
@@ -187,13 +187,13 @@ def _smoothed(truth: Tensor, smoothing: float) -> Tensor:
 
 
 def _logs(prediction: Tensor) -> Tensor:
-    """Give the logarithms of shares that need not sum to 1."""
+    """Return the logarithms of shares that need not sum to 1."""
     total = ops.sum(prediction, axis=-1, keepdims=True)
     return ops.log(ops.clip(ops.divide(prediction, total), EPSILON, 1 - EPSILON))
 
 
 def class_numbers(name: str, y_true: Tensor, y_pred: Tensor) -> Tensor:
-    """Give the labels as integers of the predictions' shape without the classes.
+    """Return the labels as integers of the predictions' shape without the classes.
 
     Raises:
         ShapeError: They are not one label per prediction.

@@ -69,7 +69,7 @@ def hinge(y_true: Any, y_pred: Any) -> Tensor:
 
 
 def cosine_similarity(y_true: Any, y_pred: Any) -> Tensor:
-    """Give minus the cosine of the angle between two vectors: `(batch, n)` twice to `(batch,)`.
+    """Return minus the cosine of the angle between two vectors: `(batch, n)` twice to `(batch,)`.
 
     -1 where they point the same way, 0 where one is a vector of zeros.
 

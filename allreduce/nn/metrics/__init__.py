@@ -147,7 +147,7 @@ def get(identifier: Any, loss: Any = None) -> tuple[str, Measure]:
 
 
 def direction_of(metric: Metric) -> str | None:
-    """Tell whether a better value is larger, "max", or smaller, "min"; None if it is not known.
+    """Return whether a better value is larger, "max", or smaller, "min"; None if it is not known.
 
     Losses fall, the library's accuracies and similarities rise.
     """

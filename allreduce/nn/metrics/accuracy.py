@@ -17,20 +17,20 @@ from allreduce.nn.metrics.base import Metric
 
 
 def sparse_categorical_accuracy(y_true: Any, y_pred: Any) -> Tensor:
-    """Give 1 where the likeliest class is the label, else 0: `(batch,)`."""
+    """Return 1 where the likeliest class is the label, else 0: `(batch,)`."""
     prediction = as_tensor(y_pred)
     labels = losses.class_numbers("sparse_categorical_accuracy", as_tensor(y_true), prediction)
     return _hits(labels, prediction)
 
 
 def categorical_accuracy(y_true: Any, y_pred: Any) -> Tensor:
-    """Give 1 where the likeliest class is the one-hot row's, else 0: `(batch,)`."""
+    """Return 1 where the likeliest class is the one-hot row's, else 0: `(batch,)`."""
     truth, prediction = _one_hot_rows("categorical_accuracy", y_true, y_pred)
     return _hits(ops.argmax(truth, axis=-1), prediction)
 
 
 def binary_accuracy(y_true: Any, y_pred: Any, threshold: float = 0.5) -> Tensor:
-    """Give the share of labels, 0 or 1, that predictions above the threshold meet: `(batch,)`."""
+    """Return the share of labels, 0 or 1, that predictions above the threshold meet: `(batch,)`."""
     truth, prediction = same_shape("binary_accuracy", y_true, y_pred)
     chosen = ops.cast(ops.greater(prediction, threshold), truth.dtype)
     hits = ops.cast(ops.equal(truth, chosen), "float32")
@@ -38,20 +38,20 @@ def binary_accuracy(y_true: Any, y_pred: Any, threshold: float = 0.5) -> Tensor:
 
 
 def top_k_categorical_accuracy(y_true: Any, y_pred: Any, k: int = 5) -> Tensor:
-    """Give 1 where the one-hot row's class is among the k likeliest, else 0: `(batch,)`."""
+    """Return 1 where the one-hot row's class is among the k likeliest, else 0: `(batch,)`."""
     truth, prediction = _one_hot_rows("top_k_categorical_accuracy", y_true, y_pred)
     return _hits_of_top("top_k_categorical_accuracy", ops.argmax(truth, axis=-1), prediction, k)
 
 
 def sparse_top_k_categorical_accuracy(y_true: Any, y_pred: Any, k: int = 5) -> Tensor:
-    """Give 1 where the label is among the k likeliest classes, else 0: `(batch,)`."""
+    """Return 1 where the label is among the k likeliest classes, else 0: `(batch,)`."""
     prediction, name = as_tensor(y_pred), "sparse_top_k_categorical_accuracy"
     labels = losses.class_numbers(name, as_tensor(y_true), prediction)
     return _hits_of_top(name, labels, prediction, k)
 
 
 def accuracy(y_true: Any, y_pred: Any) -> Tensor:
-    """Give 1 where the likeliest class is the true one; labels may be one-hot or not."""
+    """Return 1 where the likeliest class is the true one; labels may be one-hot or not."""
     truth, prediction = as_tensor(y_true), as_tensor(y_pred)
     if prediction.ndim and prediction.shape[-1] == 1:
         raise ShapeError(

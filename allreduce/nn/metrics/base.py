@@ -58,7 +58,7 @@ class Metric(Refusing):
         self._state: np.ndarray | None = None
 
     def __call__(self, y_true: Any, y_pred: Any) -> Tensor:
-        """Give the function's values, one per sample."""
+        """Return the function's values, one per sample."""
         if self.function is None:
             raise UsageError(
                 f"metric {self.name!r} has no value per sample; use update_state and result"
@@ -112,7 +112,7 @@ class Metric(Refusing):
         self._state = None
 
     def get_config(self) -> dict[str, Any]:
-        """Give the constructor's arguments as plain data, save for the function.
+        """Return the constructor's arguments as plain data, save for the function.
 
         A subclass whose constructor takes more than these adds its own.
         """
@@ -147,7 +147,7 @@ def _ratio(above: float, below: float) -> float:
 
 
 def weighted_sums(values: Tensor, sample_weight: Any) -> Tensor:
-    """Give the weighted sum of values `(batch,)`, and the sum of the weights: `(2,)`, float64.
+    """Return the weighted sum of values `(batch,)`, and the sum of the weights: `(2,)`, float64.
 
     Raises:
         ShapeError: There is not one weight per sample.
@@ -161,7 +161,7 @@ def _total(values: Tensor, sample_weight: Any) -> Tensor:
 
 
 def weights_of(values: Tensor, sample_weight: Any) -> Tensor:
-    """Give weights as float64, in the shape that multiplies the values `(batch, …)`.
+    """Return weights as float64, in the shape that multiplies the values `(batch, …)`.
 
     Raises:
         ShapeError: There is not one weight per sample.
@@ -179,7 +179,7 @@ def weights_of(values: Tensor, sample_weight: Any) -> Tensor:
 
 
 def columns(name: str, y_true: Any, y_pred: Any) -> tuple[Tensor, Tensor]:
-    """Give both as `(batch, n)` in float64.
+    """Return both as `(batch, n)` in float64.
 
     Raises:
         ShapeError: Their shapes differ.

@@ -67,7 +67,7 @@ class MeanAbsoluteError(Metric):
 
 
 def cosine_similarity(y_true: Any, y_pred: Any) -> Tensor:
-    """Give the cosine of the angle between two vectors: `(batch, n)` twice to `(batch,)`.
+    """Return the cosine of the angle between two vectors: `(batch, n)` twice to `(batch,)`.
 
     The loss of this name is minus it.
     """

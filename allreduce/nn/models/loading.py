@@ -103,7 +103,7 @@ def _made(
 def _state(
     model: Model, slots: Mapping[str, np.ndarray], iterations: int, path: str | PathLike[str]
 ) -> dict[str, np.ndarray]:
-    """Give the optimizer's state under the variables' names in this process."""
+    """Return the optimizer's state under the variables' names in this process."""
     state = {"iterations": np.asarray(iterations, np.int64)}
     names = {key: variable.name for key, variable in model.named_variables().items()}
     for key, value in slots.items():

@@ -156,7 +156,7 @@ class Model(Built):
 
     @property
     def train_step(self) -> Callable[..., Any]:
-        """What takes one step in `fit`.
+        """The function that takes one step in `fit`.
 
         A subclass may define `train_step(self, data)` in its place, with `data` as (x, y) or
         (x, y, sample_weight). It runs as one replica's program, calls `self.optimizer.minimize`,
@@ -166,7 +166,7 @@ class Model(Built):
 
     @property
     def test_step(self) -> Callable[..., Any]:
-        """What computes the loss and metrics in `evaluate`; a subclass may define its own."""
+        """The function that computes losses and metrics in `evaluate`; a subclass may define it."""
         return self._steps().test_step
 
     @property
@@ -182,7 +182,7 @@ class Model(Built):
         return steps.own_test_step if self.has_own("test_step") else steps.test_step
 
     def has_own(self, method: str) -> bool:
-        """Tell whether a subclass defines a `train_step` or `test_step` of its own."""
+        """Return whether a subclass defines a `train_step` or `test_step` of its own."""
         return getattr(type(self), method) is not getattr(Model, method)
 
     def compute_loss(
@@ -387,7 +387,7 @@ class Model(Built):
         return reports.rank_facts(self, self._compiled, what)
 
     def doubts(self) -> str:
-        """Say if the outputs are no probabilities where the loss takes such."""
+        """Return a warning if the outputs are no probabilities where the loss takes such."""
         return outputs.probabilities(self, self._steps().loss)
 
     def summary(self) -> None:

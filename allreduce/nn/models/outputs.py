@@ -108,7 +108,7 @@ class Output:
 
 
 def has_state(measure: metrics.Measure) -> bool:
-    """Tell whether a metric is more than the mean of one value per sample."""
+    """Return whether a metric is more than the mean of one value per sample."""
     if not isinstance(measure, metrics.Metric):
         return False
     own, base = type(measure), metrics.Metric

@@ -118,7 +118,7 @@ class Sequential(Model):
         return super().get_config() | {"layers": described}
 
     def _lists_layers(self) -> bool:
-        """Tell whether its config has its layers; else its constructor makes them."""
+        """Return whether its config has its layers; else its constructor makes them."""
         taken = inspect.signature(type(self)).parameters
         return "layers" in taken or any(each.kind is each.VAR_KEYWORD for each in taken.values())
 

@@ -84,7 +84,7 @@ class Steps:
 
     @property
     def directions(self) -> dict[str, str | None]:
-        """Where metrics improve, by their names in histories; as far as the outputs are known."""
+        """The direction of each metric, by its name in histories, if the outputs are known."""
         planned = next(reversed(self._outputs.values()), [])
         return {
             name: metrics.direction_of(each)

@@ -117,7 +117,7 @@ class Collective:
         return counts if counts is not None else (self.call.count,) * self.size
 
     def complete(self) -> bool:
-        """Say whether it is complete; then the result is in the output."""
+        """Return whether it is complete; then the result is in the output."""
         while self.library.mpi.Request.Testall(self._requests):
             self._finish()
             if self._next_piece():

@@ -58,7 +58,7 @@ class Message:
         self._requests += [self.comm.Isend(part, *place) for part in self._parts()]
 
     def takes(self, source: int, tag: int) -> bool:
-        """Say whether a message of this origin may still be this receive's."""
+        """Return whether a message of this origin may still be this receive's."""
         if self.found is not None:
             return self.found == (source, tag)
         return self.call.root in (ANY, source) and self.call.tag in (ANY, tag)
@@ -104,7 +104,7 @@ class Message:
             self._expected.append(message.Irecv(self._header))
 
     def complete(self) -> bool:
-        """Say whether the array has gone, or has come."""
+        """Return whether the array has gone, or has come."""
         if self.incoming and not self._requests:
             return False
         return bool(self.library.mpi.Request.Testall(self._requests))

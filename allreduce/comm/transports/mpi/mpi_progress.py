@@ -78,7 +78,7 @@ progress.drivers.append(_make_progress)
 
 
 def moving() -> bool:
-    """Say whether bytes are on their way, which advance with our polls only."""
+    """Return whether bytes are on their way, which advance with our polls only."""
     return any(transport.moving for transport in tuple(_open))
 
 

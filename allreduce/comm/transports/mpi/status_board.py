@@ -56,7 +56,7 @@ class Notice:
     interrupted: bool = False  # as a finding's
 
     def error(self, where: str, current: str, member: str, remedy: str) -> AllreduceError:
-        """Say it as the error of one that is in the call `current`; `member` is told of."""
+        """Build the error of a member that is in the call `current`; it names `member`."""
         finding = Finding(self.kind, self.text)
         if self.kind == "left":
             before = f"{member} left normally, by close() or the end of its program, while "
@@ -153,7 +153,7 @@ class StatusBoard:
         )
 
     def stopped_text(self) -> str:
-        """Say which processes are not just running."""
+        """Describe the processes that are not just running."""
         called = self.world.called
         states = [(called(rank), self._state(rank)) for rank in range(self.world.size)]
         stopped = [f"{rank}: {state}" for rank, state in states if STOPPED in state]

@@ -18,7 +18,7 @@ from allreduce.graph.trace.dispatch import apply, as_tensor
 
 
 def reshape(x: Any, shape: Sequence[Size] | Size) -> Tensor:
-    """Give the elements, in row-major order, another shape; one size may be -1."""
+    """Return the elements, in row-major order, in another shape; one size may be -1."""
     return reshaped(as_tensor(x), as_shape("reshape", shape, smallest=-1))
 
 

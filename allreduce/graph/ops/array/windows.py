@@ -82,7 +82,7 @@ class Windows:
         return found[0], found[1]
 
     def miss(self, image: Sequence[Any], count: Sequence[Any]) -> bool:
-        """Tell whether some of so many windows lie in the padding alone."""
+        """Return whether some of so many windows lie in the padding alone."""
         return any(
             size <= before or (windows - 1) * stride >= before + length
             for size, stride, before, length, windows in zip(

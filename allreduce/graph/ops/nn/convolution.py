@@ -110,7 +110,7 @@ def _group(groups: int, g: int, channels: int) -> slice:
 
 
 def _goes_native(attrs: Attrs, x: np.ndarray, kernel: np.ndarray, out: np.ndarray) -> bool:
-    """Say whether native code is to do it: BLAS is as quick where there is nothing to copy."""
+    """Return whether native code is to do it: BLAS is as quick where there is nothing to copy."""
     return attrs["groups"] == 1 and kernel.shape[:2] != (1, 1) and is_native(x, kernel, out)
 
 
