@@ -188,6 +188,13 @@ class Device(ABC):
     def holds(self, array: Any) -> bool:
         """Return whether the device can use an array without a copy."""
 
+    def took(self, array: Any) -> bool:
+        """Return whether an array that it holds lies in its memory, and not a sibling's.
+
+        Siblings are other logical devices of the same physical one.
+        """
+        return self.holds(array)
+
     def borrows(self, array: Any) -> bool:  # noqa: ARG002
         """Return whether another library's array lies here, so that `view` makes it usable."""
         return False

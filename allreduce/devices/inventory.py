@@ -129,7 +129,8 @@ class Inventory:
         with self._lock:
             made = self._logical or ()
         there = [each for each in made if not each.reads_host]
-        return next((each for each in there if each.holds(array) or each.borrows(array)), None)
+        found = [each for each in there if each.holds(array) or each.borrows(array)]
+        return next((each for each in found if each.took(array)), found[0] if found else None)
 
     def as_array(self, value: Any) -> Any:
         """Return an array of a device as one of its own, and anything else as a NumPy array."""

@@ -114,25 +114,27 @@ SUM_UP(f64, double)
 SUM_UP(i32, int)
 SUM_UP(i64, long long)
 
-// Sums up to 8 arrays of one device, in their order: the gradients of its logical GPUs.
-// Bytes moved per element: (inputs + 1) x its size.
+// Sums up to 8 arrays of one device, in their order, times a factor: the gradients of its logical
+// GPUs. Bytes moved per element: (inputs + 1) x its size.
 template <typename T>
 struct Inputs {
   const T* at[8];
 };
 template <typename T>
-__device__ inline void sum_of(T* out, const Inputs<T>& inputs, int count, long long n) {
+__device__ inline void sum_of(T* out, const Inputs<T>& inputs, int count, double factor,
+                              long long n) {
   for (long long i = first_index(); i < n; i += stride_of_grid()) {
     auto sum = widen(inputs.at[0][i]);
 #pragma unroll
     for (int k = 1; k < 8; ++k)
       if (k < count) sum += widen(inputs.at[k][i]);
-    put(out + i, sum);
+    put(out + i, sum * (decltype(sum))factor);
   }
 }
 #define SUM_OF(suffix, T)                                                                        \
-  extern "C" __global__ void sum_of_##suffix(T* out, Inputs<T> inputs, int count, long long n) { \
-    sum_of(out, inputs, count, n);                                                               \
+  extern "C" __global__ void sum_of_##suffix(T* out, Inputs<T> inputs, int count, double factor, \
+                                             long long n) {                                      \
+    sum_of(out, inputs, count, factor, n);                                                       \
   }
 SUM_OF(f32, float)
 SUM_OF(f64, double)

@@ -125,6 +125,6 @@ def test_arrays_of_one_device_are_summed_in_their_order() -> None:
     call(driver.cuMemcpyHtoD(memory, whole.ctypes.data, whole.nbytes))
     at = np.array([memory + i * inputs[0].nbytes for i in range(3)] + [0] * 5, np.uint64)
     out = np.empty(1027, np.float32)
-    run("reduce", "sum_of_f32", out, at.tobytes(), np.int32(3), np.int64(1027))
+    run("reduce", "sum_of_f32", out, at.tobytes(), np.int32(3), np.float64(0.5), np.int64(1027))
     call(driver.cuMemFree(memory))
-    np.testing.assert_array_equal(out, inputs[0] + inputs[1] + inputs[2])
+    np.testing.assert_array_equal(out, (inputs[0] + inputs[1] + inputs[2]) / 2)

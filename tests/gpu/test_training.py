@@ -229,7 +229,44 @@ def test_a_rank_that_dies_in_training_is_named(tmp_path: Path) -> None:
     assert "rank 1" in done.stdout
 
 
-def test_replicas_that_share_a_gpu_are_refused() -> None:
+def test_replicas_share_the_only_gpu(on_cpus: list[float]) -> None:
+    strategy = '(ar.config.set_logical_devices("GPU", 3), ar.MirroredStrategy())[1]'
+    devices, found = train(strategy, CUDA_VISIBLE_DEVICES="1")
+    assert devices == ["GPU:0", "GPU:1", "GPU:2"]
+    np.testing.assert_allclose(found, on_cpus, rtol=2e-4, atol=1e-6)
+
+
+TOGETHER = """
+import numpy as np
+import allreduce as ar
+ar.config.set_logical_devices("GPU", 10)
+strategy, x = ar.MirroredStrategy(), np.arange(20, dtype=np.float32)
+(batch,) = strategy.distribute_dataset([x])
+
+@ar.function
+def step(x):
+    pair = ar.ops.reshape(x, (-1,))
+    found = [ar.ops.all_reduce(ar.ops.sum(pair), op) for op in ("sum", "max", "min")]
+    return (*found, ar.ops.all_gather(x))
+
+for _ in range(3):
+    *found, gathered = strategy.run(step, (batch,))
+for each, expected in zip(found, (190, 37, 1), strict=True):
+    np.testing.assert_array_equal([float(value) for value in each.values], [expected] * 10)
+for value in gathered.values:
+    np.testing.assert_array_equal(value, x)
+print("right")
+"""
+
+
+def test_ten_replicas_exchange_on_one_gpu() -> None:
+    own = {**os.environ, "CUDA_VISIBLE_DEVICES": "0", "STANDIN_SEED": "3"}
+    command = [sys.executable, "-c", TOGETHER]
+    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "right\n", done.stderr[-3000:]
+
+
+def test_replicas_that_share_one_of_several_gpus_are_refused() -> None:
     script = """
 import numpy as np
 import allreduce as ar

@@ -11,6 +11,7 @@ import cupy
 import numpy as np
 from cuda.core.utils import StridedMemoryView
 
+from allreduce.devices.cuda.memory import Block
 from allreduce.errors import UsageError
 
 Array = cupy.ndarray
@@ -37,6 +38,12 @@ def pointer(array: Any) -> int:
 def ordinal_of(array: Any) -> int:
     """Return the number of the device that an array lies on."""
     return int(array.data.device_id)
+
+
+def taken_by(array: Any) -> str:
+    """Return the name of the logical device that took an array's memory; "" of others' memory."""
+    block = getattr(array.data.mem, "_owner", None) if isinstance(array, Array) else None
+    return block.device if isinstance(block, Block) else ""
 
 
 def contiguous(array: Any) -> bool:

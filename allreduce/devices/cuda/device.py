@@ -156,6 +156,7 @@ class CudaDevice(Device):
                 f"{self.memory.largest(contents)}"
             ) from error
         self.memory.until_gone(taken, block)
+        block.device = str(self.name)
         made = Buffer(arrays.flat_view(block.address, nbytes, block, self.card.ordinal), self)
         if zero and nbytes:
             stream = self._stream(None)
@@ -174,6 +175,9 @@ class CudaDevice(Device):
 
     def address(self, flat: Any) -> int:
         return arrays.pointer(flat)
+
+    def took(self, array: Any) -> bool:
+        return arrays.taken_by(array) == str(self.name)
 
     def holds(self, array: Any) -> bool:
         return isinstance(array, arrays.Array) and arrays.ordinal_of(array) == self.card.ordinal

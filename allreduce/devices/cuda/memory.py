@@ -45,6 +45,7 @@ class Block:
     def __init__(self, address: int, nbytes: int) -> None:
         self.address = address
         self.nbytes = nbytes
+        self.device = ""  # the name of the logical device that took it
 
 
 class Pool:

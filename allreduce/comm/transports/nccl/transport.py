@@ -7,6 +7,7 @@ the same call on all members.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -117,7 +118,41 @@ class NcclTransport(Transport):
             return self._member
 
     def _make(self, device: Device) -> Any:
-        self._agree(device)
+        found = self._agree(device)
+        if self._is_one_gpu(found):
+            made = self._on_one_gpu(device)
+        else:
+            agreement.check(self._where, found, self.called)
+            made = self._with_nccl(device)
+        self._meet("barrier", None, "finish it")
+        self.watch.member = made
+        watchdog.add(self.watch)
+        device.guards.append(self.watch.settle)
+        return made
+
+    def _is_one_gpu(self, found: Sequence[agreement.Facts]) -> bool:
+        """Return whether all members are replicas of this process on one GPU."""
+        here = all(each.pid == os.getpid() for each in self.members)
+        return here and len(found) > 1 and len({each.gpu for each in found}) == 1
+
+    def _on_one_gpu(self, device: Device) -> Any:
+        from allreduce.comm.transports.nccl import one_gpu
+
+        number = np.zeros(1, np.int64)
+        if self.index == 0:
+            place = one_gpu.Meeting(len(self.members), self.called)
+            number[0] = place.number
+        self._meet("broadcast", number, "meet on one GPU")
+        place = place if self.index == 0 else one_gpu.meeting(int(number[0]))
+
+        def look(waited: float) -> None:
+            if waited > self._timeout:
+                self.watch.give_up("a call of replicas on one GPU", waited)
+            self.check_alive()
+
+        return one_gpu.OneGpuMember(device, self.index, place, self._where, look)
+
+    def _with_nccl(self, device: Device) -> Any:
         from allreduce.comm.transports.nccl import library
         from allreduce.comm.transports.nccl.member import NcclMember
 
@@ -135,21 +170,16 @@ class NcclTransport(Transport):
             if not self.dead:  # the others would wait for this member
                 self.control.end(Finding("aborted", str(error).removeprefix(f"{self._where}: ")))
             raise
-        self._meet("barrier", None, "finish it")
-        self.watch.member = made
-        watchdog.add(self.watch)
-        device.guards.append(self.watch.settle)
         return made
 
-    def _agree(self, device: Device) -> None:
+    def _agree(self, device: Device) -> list[agreement.Facts]:
         """Exchange facts about the members' GPUs and NCCLs."""
         mine = agreement.facts_of(device).pack()
         everyones = np.zeros((len(self.members), mine.size), np.uint8)
         text = "nccl(compare the members' GPUs)"
         call = Call("all_gather", None, "uint8", mine.size, None, self._group, call_text=text)
         self.control.start(call, mine, everyones, lambda: None).wait()
-        found = [agreement.Facts.unpack(each) for each in everyones]
-        agreement.check(self._where, found, self.called)
+        return [agreement.Facts.unpack(each) for each in everyones]
 
     def _compare(self, text: str) -> None:
         """Compare a call's text with the other members' before it is enqueued."""
