@@ -28,7 +28,7 @@ class ArenaLink:
         task: This worker, for messages.
         is_chief: Whether this worker gives the parameters their initial values.
         timeout: Seconds to wait until the chief has.
-        turn: How many arenas of the same variables the worker has had before.
+        turn: Tells the arena from others of the same variables, equally on all workers.
         checkpoint: The servers' folder for checkpoints, and after how many updates they write one.
         pipelines: Whether a step begins without waiting for the gradients of the one before.
 
@@ -45,7 +45,7 @@ class ArenaLink:
         task: str,
         is_chief: bool,
         timeout: float,
-        turn: int = 0,
+        turn: str,
         checkpoint: tuple[str | None, int] = (None, 0),
         pipelines: bool = False,
     ) -> None:

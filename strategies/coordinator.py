@@ -11,7 +11,13 @@ from typing import Any
 from allreduce.strategies.parameter_server import ParameterServerStrategy
 
 from allreduce.cluster.spec import own_task
-from allreduce.errors import ClosedError, PeerLostError, TimeoutError, UsageError
+from allreduce.errors import (
+    AllreduceError,
+    ClosedError,
+    PeerLostError,
+    TimeoutError,
+    UsageError,
+)
 from allreduce.events import logger
 from allreduce.graph import device
 from allreduce.graph.core import pytree
@@ -180,8 +186,14 @@ class ClusterCoordinator:
                 address = self._strategy.cluster.address(job, number)
                 with Session(f"grpc://{address}", timeout=self._strategy.timeout) as session:
                     self._run_all(session, f"/job:{job}/task:{number}/cpu:0", functions)
-            except TimeoutError as error:
+            except (PeerLostError, TimeoutError) as error:  # it may come later, or again
                 logger.warning("[coordinator] %s:%d: %s", job, number, error)
+            except AllreduceError as error:  # such as another secret: waiting does not help
+                with self._changed:
+                    self._error = self._error or error
+                    self._drop(error)
+                    self._changed.notify_all()
+                return
 
     def _run_all(
         self, session: Session, place: str, functions: dict[Any, Callable[..., Any]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import count
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from allreduce.graph.trace.replica import StepInfo
 from allreduce.graph.trace.signature import Arguments
 from allreduce.graph.trace.variable import Variable
 from allreduce.server.parameter_client import connect_all
+
+_made = count()  # strategies of this process; programs that are the same make the same ones
 
 
 class HybridStrategy(MultiWorkerMirroredStrategy):
@@ -66,6 +69,7 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
         self._servers = connect_all(cluster, task, read.secret or b"", self.timeout, lambda _: None)
         for server in self._servers:
             server.call("status", {})
+        self._turn = str(next(_made))
         self._tables: dict[Variable, ServerTable] = {}  # by the variable in their place
         # Higher than those of a job that has used the servers before.
         now = np.asarray([time.time_ns() // 1_000_000], np.int64)
@@ -91,6 +95,7 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
             is_chief=self.is_chief,
             timeout=self.timeout,
             checkpoint=self._checkpoint,
+            turn=self._turn,
         )
         self._tables[anchor] = made
         return made

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from itertools import count
 from os import PathLike
 from typing import Any, Literal
 from zlib import crc32
@@ -34,6 +35,9 @@ from allreduce.graph.update.arena_plan import ArenaPlan
 from allreduce.parameters.dealing import TRAIN, Answer, FitSpec
 from allreduce.server.parameter_client import ParameterServer, connect_all
 from allreduce.training.dealt_fit import Report
+
+_made = count()  # strategies of this process; programs that are the same make the same ones
+_MOST_FITS = 1 << 20  # of one strategy
 
 
 class ParameterServerStrategy(Strategy):
@@ -126,7 +130,8 @@ class ParameterServerStrategy(Strategy):
         self._tables: dict[Variable, ServerTable] = {}  # by the variable in their place
         self._links: dict[int, ArenaLink] = {}  # by id of the plan
         self._assigned = False  # whether the program has assigned since the latest step
-        self._fit = 0  # the number of the call of `fit`
+        self._number = next(_made)
+        self._fit = self._number * _MOST_FITS  # the number of the call of `fit`
         self._spec: FitSpec | None = None
         self._share: dict[str, Any] | None = None  # of the synchronous update, in `fit`
         self._known: list[tuple[dict[str, Any], Sequence[np.ndarray]]] = []  # sums of epochs
@@ -213,6 +218,12 @@ class ParameterServerStrategy(Strategy):
             self._contribute(completed)
         return results
 
+    def _run_eagerly(self, *_: Any) -> Any:
+        raise UnsupportedError(
+            "with ParameterServerStrategy, servers update after a step that was traced; turn "
+            "run_eagerly and ar.config.run_functions_eagerly off"
+        )
+
     def _push(self, links: Sequence[ArenaLink]) -> None:
         """Send gradients; wait if this worker is too far ahead of others."""
         most, first = self._options.staleness, self._servers[0]
@@ -264,6 +275,7 @@ class ParameterServerStrategy(Strategy):
             is_chief=self.is_chief,
             timeout=self.timeout,
             checkpoint=(self._options.checkpoint, self._options.checkpoint_every),
+            turn=str(self._number),
         )
         self._tables[anchor] = made
         return made
@@ -285,7 +297,7 @@ class ParameterServerStrategy(Strategy):
                 task=self.name,
                 is_chief=self.is_chief,
                 timeout=self.timeout,
-                turn=len(same),
+                turn=f"{self._number}.{len(same)}",
                 checkpoint=(self._options.checkpoint, self._options.checkpoint_every),
                 pipelines=bool(self._options.staleness),
             )
@@ -381,7 +393,8 @@ class ParameterServerStrategy(Strategy):
             if waited >= self.timeout:
                 raise TimeoutError(
                     f"[parameter server] {self.name}: the chief has not called fit (number "
-                    f"{self._fit}) within {self.timeout:g} s; run the same program on all workers"
+                    f"{self._fit % _MOST_FITS}) within {self.timeout:g} s; run the same program on "
+                    "all workers"
                 )
 
     def ask(self, seen: int, stops: bool, done: Report | None) -> Answer:
@@ -434,8 +447,8 @@ class ParameterServerStrategy(Strategy):
                 found["workers"], found["dropped"] = each["workers"], each["dropped"]
             stores = each["stores"].values()
             found["updates"][server.name] = max((s["updates"] for s in stores), default=0)
-            for number, count in (pair for store in stores for pair in store["staleness"]):
-                found["staleness"][number] = found["staleness"].get(number, 0) + count
+            for age, times in (pair for store in stores for pair in store["staleness"]):
+                found["staleness"][age] = found["staleness"].get(age, 0) + times
         return found
 
     def end_fit(self) -> None:

@@ -36,6 +36,7 @@ class ServerTable:
         is_chief: Whether this worker gives the rows their initial values.
         timeout: Seconds to wait until the chief has.
         checkpoint: The servers' folder for checkpoints, and after how many updates they write one.
+        turn: Tells the table from others of the same name, equally on all workers.
 
     Attributes:
         rows: The number of rows.
@@ -55,13 +56,15 @@ class ServerTable:
         is_chief: bool,
         timeout: float,
         checkpoint: tuple[str | None, int],
+        turn: str,
     ) -> None:
         self.rows, self.width = shape
         self.after = -1
         self._name, self._dtype, self._initialize = name, dtype, initialize
         self._task, self._is_chief, self._timeout = task, is_chief, timeout
         self._checkpoint = checkpoint
-        self.key = f"table-{crc32(repr((name, shape, dtype.name)).encode()):08x}"
+        described = repr((name, shape, dtype.name))
+        self.key = f"table-{crc32(described.encode()):08x}-{turn}"
         self._servers = list(zip(servers, row_ranges(self.rows, len(servers)), strict=True))
         self._cuts = [low for _, (low, _) in self._servers[1:]]
         self._numbers = np.dtype(np.int32 if self.rows < 1 << 31 else np.int64)

@@ -77,6 +77,17 @@ def test_one_worker_trains_as_one_replica(worker: Worker, optimizer: Callable[[]
         np.testing.assert_allclose(mine, its, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("total", [1, 2])
+def test_synchronous_updates_of_one_gradient_are_those_of_one_replica(
+    worker: Worker, total: int
+) -> None:
+    _, expected = trained(None, ar.optim.Adam(0.01))
+    options = {"update": "sync", "replicas_to_aggregate": 1, "total_replicas": total}
+    _, found = trained(worker(**options), ar.optim.Adam(0.01))
+    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-5)
+    np.testing.assert_allclose(found["val_loss"], expected["val_loss"], rtol=1e-5)
+
+
 def test_callbacks_change_the_rate_and_stop(worker: Worker) -> None:
     def callbacks() -> list[Any]:
         change = ar.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))
@@ -96,6 +107,15 @@ def test_assigned_values_reach_the_servers(worker: Worker) -> None:
     x, y = data()
     model.fit(x, y, verbose=0)
     assert not any(each.any() for each in model.get_weights())
+
+
+def test_another_strategy_trains_anew(worker: Worker) -> None:
+    first = worker()
+    _, expected = trained(first, ar.optim.SGD(0.1))
+    second = ar.ParameterServerStrategy(timeout=20)
+    _, found = trained(second, ar.optim.SGD(0.1))
+    second.close()
+    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-6)
 
 
 def test_a_saved_model_goes_on_elsewhere(worker: Worker, tmp_path: Path) -> None:
@@ -142,6 +162,11 @@ def test_what_cannot_be_is_said_in_one_line(
         model = ar.nn.Sequential([ar.nn.BatchNorm(), ar.nn.Dense(2)])
         model.compile("sgd", LOSS)
     with pytest.raises(UnsupportedError, match="use LayerNorm"):
+        model.fit(x, y, verbose=0)
+    with strategy.scope():
+        model = ar.nn.Sequential([ar.nn.Dense(2)])
+        model.compile("sgd", LOSS, run_eagerly=True)
+    with pytest.raises(UnsupportedError, match="turn run_eagerly"):
         model.fit(x, y, verbose=0)
     with pytest.raises(UsageError, match='for update="sync"'):
         ar.ParameterServerStrategy(replicas_to_aggregate=2)
