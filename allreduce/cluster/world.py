@@ -213,7 +213,7 @@ class World:
             return self.store.get(own, wait.quiet)
         except TimeoutError:
             who = f"rank {self.members[rank].world_rank}"
-            if not wait.goes_on(f"{who} to make {_MADE}; {_REMEDY}"):
+            if not wait.has_time_left(f"{who} to make {_MADE}; {_REMEDY}"):
                 raise
             return self.store.get(own, wait.remaining)
 

@@ -132,7 +132,7 @@ class Rendezvous:
         progress.make_progress()  # what only this thread may, as of some MPIs
         if not wait.quiet:
             absent = self._absent()
-            if not wait.goes_on(f"{absent} in {self._call}; {_REMEDY}"):
+            if not wait.has_time_left(f"{absent} in {self._call}; {_REMEDY}"):
                 story = f"gave up {self._call} after {wait.timeout:g} s: {absent}"
                 story = f"{story} did not come; {_REMEDY}; {advice(absent)}"
                 raise self._fail("TimeoutError", story)

@@ -169,7 +169,9 @@ class _Run:
         """Train a part; returns its sums, or None if they do not count."""
         model, hooks = self._model, self._hooks
         totals = Totals(model.replicator, model.state_values)
-        watch = None if hooks.handle_nan else LossWatch(model.replicator, epoch, model.doubts())
+        watch = (
+            None if hooks.handle_nan else LossWatch(model.replicator, epoch, model.output_warning())
+        )
         size = self._spec.batch_size
         for batch in self._batches(TRAIN, self._rows(answer), size):
             hooks.call("on_train_batch_begin", self._step)

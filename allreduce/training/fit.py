@@ -71,9 +71,9 @@ def fit(model: Trainable, x: Any, y: Any, options: FitOptions) -> History:
     _agree(model, "fit", given, settled, tests)
     _prepare(model, "fit", (given, ""), (tests, "validation "))
     _warn_of_absent_classes(replicator, given, options)
-    doubts = model.doubts()
-    if doubts and not model.epochs_done and rank_of(replicator) == 0:
-        logger.warning("fit: %s", doubts)
+    output_warning = model.output_warning()
+    if output_warning and not model.epochs_done and rank_of(replicator) == 0:
+        logger.warning("fit: %s", output_warning)
     source = _source(model, given, batch_size, options.data, "", options.steps_per_epoch, options)
     tested: Source | None = None
     if tests is not None:

@@ -46,7 +46,7 @@ def train(
     """
     replicator = model.replicator
     totals = Totals(replicator, model.state_values)
-    watch = None if hooks.handle_nan else LossWatch(replicator, epoch, model.doubts())
+    watch = None if hooks.handle_nan else LossWatch(replicator, epoch, model.output_warning())
     step = 0
     with source as batches:
         for batch in batches:

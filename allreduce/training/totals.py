@@ -175,10 +175,10 @@ class LossWatch:
 
     every = 64  # steps; a small collective this rarely has no measurable cost
 
-    def __init__(self, replicator: Replicator, epoch: int, doubts: str = "") -> None:
+    def __init__(self, replicator: Replicator, epoch: int, output_warning: str = "") -> None:
         self._replicator = replicator
         self._epoch = epoch
-        self._doubts = doubts
+        self._output_warning = output_warning
         self._alone = size_of(replicator) == 1
 
     def note(self, step: int, totals: Totals) -> None:
@@ -210,5 +210,5 @@ class LossWatch:
             )
         raise NumericsError(
             f"fit on rank {here}: the loss became NaN in epoch {self._epoch + 1}, step {step + 1} "
-            f"(first on rank {rank}); {self._doubts or remedy}"
+            f"(first on rank {rank}); {self._output_warning or remedy}"
         )

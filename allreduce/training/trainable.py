@@ -50,7 +50,7 @@ class Trainable(Protocol):
         """List the facts that must be equal on all ranks, for "fit", "evaluate" or "predict"."""
         ...
 
-    def doubts(self) -> str:
+    def output_warning(self) -> str:
         """Describe a mismatch of model and loss, and the remedy; None if there is none."""
         ...
 

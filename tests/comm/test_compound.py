@@ -13,7 +13,7 @@ import pytest
 
 from allreduce import errors
 from allreduce.comm import Communicator, objects, replica_communicators
-from allreduce.comm.core.locks import taken
+from allreduce.comm.core.locks import is_locked
 from allreduce.comm.core.transport import FastTransport
 from tests.harness import run_ranks, run_threads, world_of_one
 
@@ -36,7 +36,7 @@ def in_thread(call: Callable[[], Any], said: list[Any]) -> threading.Thread:
 
 def until_in_a_compound_call(comm: Communicator) -> None:
     end = time.monotonic() + 5
-    while not taken(comm._dispatch.lock):
+    while not is_locked(comm._dispatch.lock):
         assert time.monotonic() < end
         time.sleep(0.001)
 
@@ -257,7 +257,7 @@ def _forked_in_the_middle() -> None:
 
     from allreduce import errors
     from allreduce.comm import init
-    from allreduce.comm.core.locks import taken
+    from allreduce.comm.core.locks import is_locked
 
     warnings.simplefilter("ignore")
     comm = init()
@@ -266,7 +266,7 @@ def _forked_in_the_middle() -> None:
         said: list[object] = []
         thread = threading.Thread(target=lambda: said.append(comm.all_gather_object(0)))
         thread.start()
-        while not taken(comm._dispatch.lock):
+        while not is_locked(comm._dispatch.lock):
             time.sleep(0.001)
         child = os.fork()
         if child == 0:

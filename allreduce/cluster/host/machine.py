@@ -27,10 +27,10 @@ def identity() -> str:
     `ALLREDUCE_HOST`, is included. The handshake of the shared transport is the proof.
     """
     name = settings.load().host or socket.gethostname()
-    return "/".join((_boot(), _network(), name))
+    return "/".join((_boot_id(), _network(), name))
 
 
-def _boot() -> str:
+def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:  # a container may hide it

@@ -47,7 +47,7 @@ class Wait:
             return self.remaining
         return max(0.0, self._began + WARN_SECONDS - time.monotonic())
 
-    def goes_on(self, awaited: str) -> bool:
+    def has_time_left(self, awaited: str) -> bool:
         """Return whether time is left; report a long wait once.
 
         Args:

@@ -106,7 +106,7 @@ class Job:
         from allreduce.cluster.leader.service import Leader
 
         timeout = settings.load().timeout
-        logger.addHandler(LogForwarder(self._hear))
+        logger.addHandler(LogForwarder(self._forward_warning))
         logger.propagate = False
         self._leader = Leader(f"{LOOPBACK}:0", self._size, self._secret.encode(), timeout)
         return self._leader.address.encode()
@@ -180,7 +180,7 @@ class Job:
             self._relays[source].ended = True
             self._forget_ended(source)
 
-    def _hear(self, text: str) -> None:
+    def _forward_warning(self, text: str) -> None:
         """Forward the leader's warnings about ranks that have not joined."""
         self._waited_for = True
         self._tell(text)

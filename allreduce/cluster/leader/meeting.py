@@ -19,7 +19,7 @@ from allreduce.cluster.leader import leader_pb2 as pb
 from allreduce.cluster.leader import proof
 from allreduce.cluster.leader.channel import LeaderChannel
 from allreduce.cluster.leader.client import LeaderStore
-from allreduce.cluster.leader.rpc import PROTOCOL, silence
+from allreduce.cluster.leader.rpc import PROTOCOL, longest_silence
 from allreduce.cluster.world import World
 from allreduce.errors import JoinError, TimeoutError
 from allreduce.events import logger
@@ -114,7 +114,7 @@ class Meeting:
             if len(self.addresses) > 1:
                 remaining = min(remaining, _ONE_OF_SEVERAL_SECONDS)
             try:
-                channel = LeaderChannel(address, remaining, silence(self.timeout))
+                channel = LeaderChannel(address, remaining, longest_silence(self.timeout))
                 # Half of it: a leader that closes may take a call that it never answers.
                 return channel, self._shake_hands(
                     channel, max(1.0, min(remaining, self.patience / 2))
@@ -127,11 +127,13 @@ class Meeting:
                 now = time.monotonic()
                 if isinstance(error, _LaterError):  # it lives: wait for its successor
                     deadline = max(deadline, min(now + self.patience, began + self.timeout))
-                    wait.goes_on(f"{self.whereabouts} to host the next leader: {error}")
+                    wait.has_time_left(f"{self.whereabouts} to host the next leader: {error}")
                 if now + _AGAIN_SECONDS >= deadline:
                     raise self._unreachable(error) from None
                 time.sleep(_AGAIN_SECONDS)
-            wait.goes_on(f"{self.whereabouts}, which hosts the leader; every task has to join")
+            wait.has_time_left(
+                f"{self.whereabouts}, which hosts the leader; every task has to join"
+            )
         raise AssertionError("there is an address to try")
 
     def _unreachable(self, error: ConnectionError) -> JoinError:

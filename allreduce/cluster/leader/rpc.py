@@ -56,8 +56,8 @@ __all__ = [
     "PROTOCOL",
     "grpc",
     "leader_pb2_grpc",
+    "longest_silence",
     "server_options",
-    "silence",
 ]
 
 
@@ -66,6 +66,6 @@ def server_options(connections: int) -> list[tuple[str, int]]:
     return [*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", connections)]
 
 
-def silence(timeout: float) -> float:
+def longest_silence(timeout: float) -> float:
     """Return the longest silence that members and leader allow each other, in seconds."""
     return max(timeout, _SILENCE_SECONDS)

@@ -13,7 +13,13 @@ from typing import Any
 from allreduce.cluster.host import limits
 from allreduce.cluster.host.address import check_loopback, check_secret, unresolved
 from allreduce.cluster.leader.group import Group
-from allreduce.cluster.leader.rpc import LEFT, grpc, leader_pb2_grpc, server_options, silence
+from allreduce.cluster.leader.rpc import (
+    LEFT,
+    grpc,
+    leader_pb2_grpc,
+    longest_silence,
+    server_options,
+)
 from allreduce.cluster.leader.session import STRANGERS, Session
 from allreduce.cluster.process import forks
 from allreduce.cluster.world import Member
@@ -57,7 +63,7 @@ class Leader:
         limits.check_files(limits.leader_files(size), wanted)
         limits.check_address_space(limits.leader_threads(), wanted)
         self._strangers = limits.for_strangers(STRANGERS)
-        self.size, self.secret, self.silence = size, secret, silence(timeout)
+        self.size, self.secret, self.silence = size, secret, longest_silence(timeout)
         self.generation = generation
         self.address = address
         self.groups: dict[int, Group] = {}

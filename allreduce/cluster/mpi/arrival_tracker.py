@@ -34,7 +34,7 @@ _FORWARDING_SECONDS, _AFTER_YOU_SECONDS = 0.3, 3.0
 _kept: dict[str, int] = {}  # the sockets of failed joins
 
 
-class Seat(NamedTuple):
+class LaunchedRank(NamedTuple):
     """A launcher's rank, from its environment."""
 
     rank: int
@@ -51,10 +51,10 @@ class ArrivalTracker:
     After a failure the socket stays, as the rank may try again.
     """
 
-    def __init__(self, seat: Seat, meeting: str) -> None:
-        self.seat = seat
-        self._name = f"allreduce.{meeting}.{seat.job}"
-        own = f"\0{self._name}.{seat.rank}"
+    def __init__(self, launched: LaunchedRank, meeting: str) -> None:
+        self.launched = launched
+        self._name = f"allreduce.{meeting}.{launched.job}"
+        own = f"\0{self._name}.{launched.rank}"
         self._own = own
         self._socket = _kept.pop(own) if own in _kept else _bind(own)
 
@@ -118,7 +118,7 @@ class ArrivalTracker:
     def _warn(self, timeout: float) -> None:
         """Report the wait, unless a lower rank of this host does so."""
         sockets, here = _sockets(), self._ranks()
-        for rank in range(self.seat.rank):
+        for rank in range(self.launched.rank):
             # By its socket: its process may be hidden.
             if self._shows(rank, sockets) and not (rank in here and _stopped(here[rank])):
                 return
@@ -145,42 +145,42 @@ class ArrivalTracker:
             os._exit(1)
 
     def _say(self, text: str) -> None:
-        os.write(2, f"[allreduce] rank {self.seat.rank}: {text}\n".encode())
+        os.write(2, f"[allreduce] rank {self.launched.rank}: {text}\n".encode())
 
     def _ended(self) -> str:
         """Name the ranks of this host whose processes have ended; "" if none is known."""
         here = self._ranks()
-        count = self.seat.here - len(here)
+        count = self.launched.here - len(here)
         if not here or count <= 0:
             return ""
-        return _listed(set(range(self.seat.size)) - here.keys()) if self._all_here else "a rank"
+        return _listed(set(range(self.launched.size)) - here.keys()) if self._all_here else "a rank"
 
     @property
     def _all_here(self) -> bool:
-        return self.seat.here == self.seat.size
+        return self.launched.here == self.launched.size
 
     def _late_anywhere(self) -> str:
         """Name the late ranks of this host, else the ranks that are unknown here."""
         here = self._ranks()
         if not here:
             return self.late() or "other ranks"
-        others = set(range(self.seat.size)) - here.keys()
+        others = set(range(self.launched.size)) - here.keys()
         return self.late() or (others and f"{_listed(others)} (elsewhere, or ended)") or ""
 
     def _ranks(self) -> dict[int, int]:
         """Return the living processes of this host's ranks, by rank."""
-        wanted = f"{self.seat.variable}=".encode()
+        wanted = f"{self.launched.variable}=".encode()
         found = {}
-        for pid in children(self.seat.launcher) if self.seat.launcher else ():
+        for pid in children(self.launched.launcher) if self.launched.launcher else ():
             with contextlib.suppress(OSError):  # it has just ended
                 for word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                     number = word.removeprefix(wanted)
-                    if number != word and number.isdigit() and int(number) < self.seat.size:
+                    if number != word and number.isdigit() and int(number) < self.launched.size:
                         found[int(number)] = pid
         return dict(sorted(found.items()))
 
     def _has_come(self, rank: int, sockets: str) -> bool:
-        return rank == self.seat.rank or self._shows(rank, sockets)
+        return rank == self.launched.rank or self._shows(rank, sockets)
 
     def _shows(self, rank: int, sockets: str) -> bool:
         return f"@{self._name}.{rank}\n" in sockets

@@ -16,7 +16,7 @@ from allreduce.cluster.host.launchers import Launcher
 from allreduce.cluster.host.machine import mapped
 from allreduce.cluster.host.process_ancestry import ancestors
 from allreduce.cluster.mpi import pmi
-from allreduce.cluster.mpi.arrival_tracker import ArrivalTracker, Seat
+from allreduce.cluster.mpi.arrival_tracker import ArrivalTracker, LaunchedRank
 from allreduce.errors import JoinError
 from allreduce.importing import importing
 
@@ -41,7 +41,7 @@ def load(launcher_family: str, arrivals: ArrivalTracker, timeout: float) -> Any:
         JoinError: The library cannot be loaded, is finalised, or does not understand the launcher,
             or this process may open too few files.
     """
-    rank = arrivals.seat.rank
+    rank = arrivals.launched.rank
     try:
         mpi = imported()
     except (ImportError, RuntimeError, OSError) as error:
@@ -66,7 +66,7 @@ def load(launcher_family: str, arrivals: ArrivalTracker, timeout: float) -> Any:
             warnings.simplefilter("ignore", RuntimeWarning)
             _initialize(mpi, arrivals, timeout)
     except mpi.Exception as error:
-        reason = f"MPI_Init failed ({arrivals.seat.size} ranks): {error}"
+        reason = f"MPI_Init failed ({arrivals.launched.size} ranks): {error}"
         raise mismatch(launcher_family, rank, reason) from error
     return mpi
 
@@ -90,7 +90,7 @@ def _initialize(mpi: Any, arrivals: ArrivalTracker, timeout: float) -> None:
         from allreduce import _native  # loaded late, as ranks without MPI do not need it yet
 
         finalize, finalized = map(_address, (library.MPI_Finalize, library.MPI_Finalized))
-        _native.finalize_mpi_at_exit(finalize, finalized, pmi.fd(), str(arrivals.seat.rank))
+        _native.finalize_mpi_at_exit(finalize, finalized, pmi.fd(), str(arrivals.launched.rank))
 
 
 def _address(function: Any) -> int:
@@ -150,12 +150,12 @@ def library_path() -> str:
     return _maps("libmpi.so") or _maps("libmpi") or absent
 
 
-def seat(found: Launcher) -> Seat:
+def launched(found: Launcher) -> LaunchedRank:
     """Return this process's rank and size by its launcher's variables."""
     pid = next((pid for pid in ancestors() if _launcher_file(pid) is not None), 0)
     local = os.environ.get("MPI_LOCALNRANKS", "")  # hydra's
     here = int(local) if local.isdecimal() else 0
-    return Seat(found.rank, found.size, found.rank_variable, str(pid), pid, here)
+    return LaunchedRank(found.rank, found.size, found.rank_variable, str(pid), pid, here)
 
 
 def launcher_path(launcher_family: str) -> str:

@@ -39,7 +39,7 @@ def connected() -> bool:
     return _is_open() and proxy() is not None
 
 
-def severed() -> bool:
+def has_lost_connection() -> bool:
     """Return whether it has a rank's variables without its connection, as a rank's children do."""
     return _FD in os.environ and not _is_open()
 

@@ -56,11 +56,11 @@ class _Wait:
     def late(self) -> str:
         return self._arrivals.late() or "some of the MPI ranks"
 
-    def goes_on(self) -> bool:
+    def has_time_left(self) -> bool:
         """Return whether there is time left; reports the wait when it has become long."""
         if self._wait.quiet:
             return True
-        return self._wait.goes_on(f"{self.late()}; {REMEDY}")
+        return self._wait.has_time_left(f"{self.late()}; {REMEDY}")
 
 
 class Mpi(Resolver):
@@ -84,7 +84,7 @@ class Mpi(Resolver):
                 'pip install "allreduce[mpich]" (which brings an MPI) or "allreduce[mpi]" (for '
                 "the MPI of this machine)"
             )
-        if pmi.severed():
+        if pmi.has_lost_connection():
             raise JoinError(
                 f"[cluster] process {os.getpid()} has inherited the variables of rank {found.rank} "
                 "of a job, but not its connection to the launcher: a rank's children cannot take "
@@ -92,7 +92,7 @@ class Mpi(Resolver):
             )
         if pmi.connected():
             _begin(Watch(found.rank, abort=_abort_unjoined, job=str(pmi.proxy())))
-        with ArrivalTracker(library.seat(found), "join") as arrivals:
+        with ArrivalTracker(library.launched(found), "join") as arrivals:
             return self._join(request, found, arrivals, ignored)
 
     def _join(
@@ -256,7 +256,7 @@ def _complete(comm: Any, pending: Any, wait: _Wait) -> None:
     """Wait for a request of MPI's; a rank that never comes is a timeout, not a hang."""
     began = time.monotonic()
     while not pending.Test():
-        if not wait.goes_on():
+        if not wait.has_time_left():
             raise TimeoutError(
                 f"[cluster] rank {comm.Get_rank()}: the MPI ranks did not all join within "
                 f"{wait.timeout:g} s: {wait.late()} did not; {REMEDY}"

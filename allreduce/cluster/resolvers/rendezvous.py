@@ -19,7 +19,7 @@ _RETRY_SECONDS = 0.05
 _ANSWER_SECONDS = 5.0
 
 
-class Beacon:
+class Publisher:
     """Publishes `payload` under `name` until `close()`.
 
     Raises:
@@ -74,7 +74,7 @@ def fetch(name: str, timeout: float, who: str, owner: str) -> bytes:
         TimeoutError: No process published within `timeout` seconds.
     """
     wait = Wait(timeout)
-    while wait.goes_on(f"{owner}; every task has to call allreduce.init()"):
+    while wait.has_time_left(f"{owner}; every task has to call allreduce.init()"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as visitor:
             visitor.settimeout(_ANSWER_SECONDS)
             try:

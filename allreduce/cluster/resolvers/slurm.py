@@ -21,7 +21,7 @@ from allreduce.cluster.host.address import LOOPBACK, joined
 from allreduce.cluster.host.interfaces import any_source_address
 from allreduce.cluster.host.launchers import in_step, step_size
 from allreduce.cluster.mpi import library
-from allreduce.cluster.mpi.arrival_tracker import ArrivalTracker, Seat
+from allreduce.cluster.mpi.arrival_tracker import ArrivalTracker, LaunchedRank
 from allreduce.cluster.process.exit_hooks import Watch
 from allreduce.cluster.resolvers.resolver import Request, Resolver, explain
 from allreduce.cluster.resolvers.single import world_of_one
@@ -99,8 +99,8 @@ def _join_mpi(request: Request, found: Step, ignored: str) -> World | None:
     if not speaks_pmi or find_spec("mpi4py") is None:
         return None
     pmix = "Open MPI" if "PMI_RANK" not in environ else "Slurm"  # for PMIx
-    seat = Seat(found.rank, found.size, "SLURM_PROCID", f"{found.job}.{found.step}")
-    with ArrivalTracker(seat, "join") as arrivals:
+    launched = LaunchedRank(found.rank, found.size, "SLURM_PROCID", f"{found.job}.{found.step}")
+    with ArrivalTracker(launched, "join") as arrivals:
         try:
             mpi = library.load(pmix, arrivals, request.timeout)
         except JoinError:
@@ -117,7 +117,7 @@ def _meet(request: Request, found: Step, ignored: str) -> World:
     """Join through a leader that task 0 starts; the others find it by the step's name or hosts."""
     with importing():
         from allreduce.cluster.leader.meeting import PATIENCE, Meeting
-        from allreduce.cluster.resolvers.rendezvous import Beacon
+        from allreduce.cluster.resolvers.rendezvous import Publisher
 
     _check_secret(request, found)
     name = f"allreduce/{os.getuid()}/slurm/{found.job}.{found.step}/{request.generation}"
@@ -129,11 +129,11 @@ def _meet(request: Request, found: Step, ignored: str) -> World:
             addresses: tuple[str, ...] = (hosted.address,)
             patience = PATIENCE
             try:
-                beacon = Beacon(name, f"{hosted.address} {secret.hex()}".encode())
+                publisher = Publisher(name, f"{hosted.address} {secret.hex()}".encode())
             except BaseException:
                 hosted.close()
                 raise
-            shown.callback(beacon.close)
+            shown.callback(publisher.close)
         else:
             addresses, secret, patience = _look(request, found, name)
         world = Meeting(

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 
-def within(lock: threading.RLock, seconds: float | None, do: Callable[[], object]) -> bool:
+def run_locked(lock: threading.RLock, seconds: float | None, do: Callable[[], object]) -> bool:
     """Call a function with a lock held, as `with lock` would; return False on timeout.
 
     A signal handler may raise right after `acquire` returns, before a following `try` begins. The
@@ -35,6 +35,6 @@ def owned(lock: threading.RLock) -> bool:
     return mine
 
 
-def taken(lock: threading.RLock) -> bool:
+def is_locked(lock: threading.RLock) -> bool:
     """Return whether any thread holds the lock."""
-    return owned(lock) or not within(lock, 0.0, lambda: None)
+    return owned(lock) or not run_locked(lock, 0.0, lambda: None)

@@ -20,7 +20,7 @@ from allreduce import _native
 from allreduce.comm.calls.call import Array, Call
 from allreduce.comm.calls.members import MemberInfo
 from allreduce.comm.calls.plan import Plan
-from allreduce.comm.core.locks import taken, within
+from allreduce.comm.core.locks import is_locked, run_locked
 from allreduce.devices import Device
 from allreduce.errors import (
     AllreduceError,
@@ -98,7 +98,9 @@ class Work(ABC):
             return self._value
         seconds = _seconds(self.where, timeout)
         until = time.monotonic() + seconds
-        if not within(lock, seconds, lambda: self._complete(max(0.0, until - time.monotonic()))):
+        if not run_locked(
+            lock, seconds, lambda: self._complete(max(0.0, until - time.monotonic()))
+        ):
             raise TimeoutError(
                 f"{self.where}: another thread of this rank waits for the call, and {seconds:.3g} "
                 "s were too few to share its wait; the call continues, so wait longer"
@@ -150,7 +152,7 @@ class TransportWork(Work):
     def awaited(self) -> bool:
         """Whether a thread, possibly this one, is waiting for it."""
         lock = self.__dict__.get(_waiting)
-        return lock is not None and taken(lock)
+        return lock is not None and is_locked(lock)
 
     @property
     def unmet(self) -> bool:

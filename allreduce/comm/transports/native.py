@@ -163,7 +163,7 @@ class NativeTransport(Transport, Generic[N]):
         """Wait for a work; return False if it failed or time ran out."""
 
     @abstractmethod
-    def _surrender(self, native: N, waited: float) -> bool:
+    def _fail_by_timeout(self, native: N, waited: float) -> bool:
         """Make the communicator dead after a timeout.
 
         Args:
@@ -254,7 +254,7 @@ class NativeTransport(Transport, Generic[N]):
             )
         if self._wait_on(native, max(0.0, total - waited)):
             return
-        if not native.failed and self._surrender(native, total):
+        if not native.failed and self._fail_by_timeout(native, total):
             return
         raise self._error(native)
 

@@ -386,7 +386,7 @@ class Model(Built):
         """List the facts that must be equal on all ranks; see `training.Trainable`."""
         return reports.rank_facts(self, self._compiled, what)
 
-    def doubts(self) -> str:
+    def output_warning(self) -> str:
         """Return a warning if the outputs are no probabilities where the loss takes such."""
         return outputs.probabilities(self, self._steps().loss)
 

@@ -91,8 +91,8 @@ def test_a_rank_of_mpis_that_never_joins(tmp_path: Path) -> None:
 def test_a_wait_that_ends_sooner_is_not_reported() -> None:
     wait = waiting.Wait(5)
     assert wait.quiet == pytest.approx(wait.remaining, abs=0.1)
-    assert wait.goes_on("nobody")
-    assert not waiting.Wait(0).goes_on("nobody")
+    assert wait.has_time_left("nobody")
+    assert not waiting.Wait(0).has_time_left("nobody")
 
 
 def test_the_launcher_says_it_among_its_own_lines(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Strangers at leader, member and beacon: forged, replayed and large messages."""
+"""Strangers at leader, member and publisher: forged, replayed and large messages."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_a_beacon_shows_nothing_to_another_user(
     monkeypatch: pytest.MonkeyPatch, stranger: bool
 ) -> None:
     name = f"allreduce-test/{uuid.uuid4()}"
-    beacon = rendezvous.Beacon(name, b"secret")
+    publisher = rendezvous.Publisher(name, b"secret")
     monkeypatch.setattr(rendezvous, "peer", lambda _: (os.getpid(), os.getuid() + stranger))
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as visitor:
@@ -233,7 +233,7 @@ def test_a_beacon_shows_nothing_to_another_user(
             visitor.connect(f"\0{name}")
             assert visitor.recv(100) == (b"" if stranger else b"secret")
     finally:
-        beacon.close()
+        publisher.close()
 
 
 FEW_FILES = """

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from allreduce.cluster.host import waiting
-from allreduce.cluster.mpi.arrival_tracker import REMEDY, ArrivalTracker, Seat
+from allreduce.cluster.mpi.arrival_tracker import REMEDY, ArrivalTracker, LaunchedRank
 from tests.cluster.processes import running
 
 STOPPED = "is stopped, by a signal: kill -CONT lets it go on"
@@ -23,21 +23,21 @@ RANKS = 3
 
 
 @pytest.fixture
-def seats() -> list[Seat]:
-    """The seats of a job that this process has launched."""
+def ranks() -> list[LaunchedRank]:
+    """The ranks of a job that this process has launched."""
     job = str(uuid.uuid4())
-    return [Seat(rank, RANKS, "A_RANK", job, os.getpid()) for rank in range(RANKS)]
+    return [LaunchedRank(rank, RANKS, "A_RANK", job, os.getpid()) for rank in range(RANKS)]
 
 
 @pytest.fixture
-def pids(seats: list[Seat]) -> Iterator[list[int]]:
+def pids(ranks: list[LaunchedRank]) -> Iterator[list[int]]:
     """The processes of its ranks; the last is a shell's, which runs what is the rank."""
     with contextlib.ExitStack() as stack:
         found = []
-        for seat in seats:
-            command = ["sleep", "60"] if seat.rank < 2 else ["sh", "-c", "sleep 60; true"]
+        for launched in ranks:
+            command = ["sleep", "60"] if launched.rank < 2 else ["sh", "-c", "sleep 60; true"]
             process = subprocess.Popen(
-                command, env={**os.environ, "B_A_RANK": "7", seat.variable: str(seat.rank)}
+                command, env={**os.environ, "B_A_RANK": "7", launched.variable: str(launched.rank)}
             )
             stack.enter_context(process)
             stack.callback(process.kill)
@@ -45,18 +45,28 @@ def pids(seats: list[Seat]) -> Iterator[list[int]]:
         yield found
 
 
-def test_who_has_not_come_is_late(seats: list[Seat], pids: list[int]) -> None:
-    with ArrivalTracker(seats[1], "meeting") as here, ArrivalTracker(seats[0], "another"):
+def test_who_has_not_come_is_late(ranks: list[LaunchedRank], pids: list[int]) -> None:
+    with (
+        ArrivalTracker(ranks[1], "meeting") as here,
+        ArrivalTracker(ranks[0], "another"),
+    ):
         texts = [f"rank {rank} (process {pids[rank]} is alive)" for rank in (0, 2)]
         assert here.late() == ", ".join(texts)
-        with ArrivalTracker(seats[0], "meeting"), ArrivalTracker(seats[2], "meeting"):
+        with (
+            ArrivalTracker(ranks[0], "meeting"),
+            ArrivalTracker(ranks[2], "meeting"),
+        ):
             assert not here.late()
         assert here.late() == ", ".join(texts)
 
 
-def test_who_is_stopped_is_late_though_it_has_come(seats: list[Seat], pids: list[int]) -> None:
+def test_who_is_stopped_is_late_though_it_has_come(
+    ranks: list[LaunchedRank], pids: list[int]
+) -> None:
     with contextlib.ExitStack() as all_come:
-        *_, here = [all_come.enter_context(ArrivalTracker(seat, "meeting")) for seat in seats]
+        *_, here = [
+            all_come.enter_context(ArrivalTracker(launched, "meeting")) for launched in ranks
+        ]
         os.kill(pids[0], signal.SIGSTOP)
         os.waitid(os.P_PID, pids[0], os.WSTOPPED)
         assert here.late() == f"rank 0 (process {pids[0]} {STOPPED})"
@@ -65,11 +75,13 @@ def test_who_is_stopped_is_late_though_it_has_come(seats: list[Seat], pids: list
         assert not here.late()  # it has ended: its launcher knows
 
 
-def test_what_a_shell_has_started_is_looked_at(seats: list[Seat], pids: list[int]) -> None:
+def test_what_a_shell_has_started_is_looked_at(ranks: list[LaunchedRank], pids: list[int]) -> None:
     listed = Path(f"/proc/{pids[2]}/task/{pids[2]}/children")
     child = int(_soon(listed.read_text))
     with contextlib.ExitStack() as all_come:
-        here, *_ = [all_come.enter_context(ArrivalTracker(seat, "meeting")) for seat in seats]
+        here, *_ = [
+            all_come.enter_context(ArrivalTracker(launched, "meeting")) for launched in ranks
+        ]
         os.kill(child, signal.SIGSTOP)
         try:
             assert _soon(here.late) == f"rank 2 (process {child} {STOPPED})"
@@ -77,13 +89,18 @@ def test_what_a_shell_has_started_is_looked_at(seats: list[Seat], pids: list[int
             os.kill(child, signal.SIGKILL)
 
 
-def test_a_child_that_nobody_has_waited_for_keeps_no_rank_from_coming(seats: list[Seat]) -> None:
+def test_a_child_that_nobody_has_waited_for_keeps_no_rank_from_coming(
+    ranks: list[LaunchedRank],
+) -> None:
     command = ["sh", "-c", "true & exec sleep 60"]  # which waits for no rank
-    with subprocess.Popen(command, env={**os.environ, seats[0].variable: "0"}) as rank:
+    with subprocess.Popen(command, env={**os.environ, ranks[0].variable: "0"}) as rank:
         listed = Path(f"/proc/{rank.pid}/task/{rank.pid}/children")
         child = Path(f"/proc/{_soon(listed.read_text).strip()}/stat")
         _soon(lambda: child.read_text() if ") Z" in child.read_text() else "")
-        with ArrivalTracker(seats[0], "meeting"), ArrivalTracker(seats[1], "meeting") as here:
+        with (
+            ArrivalTracker(ranks[0], "meeting"),
+            ArrivalTracker(ranks[1], "meeting") as here,
+        ):
             assert not here.late()
         rank.kill()
 
@@ -92,9 +109,9 @@ def test_a_wait_does_not_count_how_long_its_process_was_stopped(tmp_path: Path) 
     path = tmp_path / "waits.py"
     path.write_text(
         "import time\n"
-        "from allreduce.cluster.mpi.arrival_tracker import ArrivalTracker, Seat\n"
-        f"seat = Seat(0, 2, 'A_RANK', '{uuid.uuid4()}')\n"
-        "with ArrivalTracker(seat, 'meeting').watch(1.5):\n"
+        "from allreduce.cluster.mpi.arrival_tracker import ArrivalTracker, LaunchedRank\n"
+        f"launched = LaunchedRank(0, 2, 'A_RANK', '{uuid.uuid4()}')\n"
+        "with ArrivalTracker(launched, 'meeting').watch(1.5):\n"
         "    print('waits', flush=True)\n"
         "    for _ in range(5): time.sleep(0.1)\n"
     )
@@ -115,23 +132,25 @@ def _soon(look: Callable[[], str]) -> str:
     return ""
 
 
-def test_who_has_failed_to_meet_has_come(seats: list[Seat], pids: list[int]) -> None:
+def test_who_has_failed_to_meet_has_come(ranks: list[LaunchedRank], pids: list[int]) -> None:
     everybody = f"rank 0 (process {pids[0]} is alive), rank 1 (process {pids[1]} is alive)"
-    with ArrivalTracker(seats[2], "meeting") as here:
+    with ArrivalTracker(ranks[2], "meeting") as here:
         assert here.late() == everybody
-        with contextlib.suppress(ValueError), ArrivalTracker(seats[1], "meeting"):
+        with contextlib.suppress(ValueError), ArrivalTracker(ranks[1], "meeting"):
             raise ValueError
         assert here.late() == everybody.partition(",")[0]
-        with ArrivalTracker(seats[1], "meeting"):  # again
+        with ArrivalTracker(ranks[1], "meeting"):  # again
             assert here.late() == everybody.partition(",")[0]
         assert here.late() == everybody
 
 
 def test_one_rank_tells_of_a_wait_where_the_launcher_is_unknown(
-    seats: list[Seat], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ranks: list[LaunchedRank],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(waiting, "WARN_SECONDS", 0.1)
-    *_, first, second = [seat._replace(launcher=0) for seat in seats]
+    *_, first, second = [launched._replace(launcher=0) for launched in ranks]
     with (
         ArrivalTracker(second, "meeting") as later,
         ArrivalTracker(first, "meeting") as here,

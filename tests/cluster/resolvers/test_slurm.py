@@ -146,23 +146,23 @@ def test_a_task_that_does_not_know_its_place_is_an_error(wrong: dict[str, str]) 
 
 def test_a_beacon_is_seen_by_its_name_only_and_gone_after_closing() -> None:
     name = f"allreduce-test/{uuid.uuid4()}"
-    beacon = rendezvous.Beacon(name, b"payload" * 1000)
+    publisher = rendezvous.Publisher(name, b"payload" * 1000)
     assert rendezvous.fetch(name, 5, "rank 1", "task 0") == b"payload" * 1000
     with pytest.raises(TimeoutError):
         rendezvous.fetch(name + "x", 0.2, "rank 1", "task 0")
-    beacon.close()
+    publisher.close()
     with pytest.raises(TimeoutError):
         rendezvous.fetch(name, 0.2, "rank 1", "task 0")
 
 
 def test_another_users_beacon_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"allreduce-test/{uuid.uuid4()}"
-    beacon = rendezvous.Beacon(name, b"trap")
+    publisher = rendezvous.Publisher(name, b"trap")
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(JoinError, match=r"process \d+ of user \d+ holds the meeting point"):
         rendezvous.fetch(name, 5, "rank 1", "task 0")
     monkeypatch.undo()
-    beacon.close()
+    publisher.close()
 
 
 def test_the_kernel_names_the_peer() -> None:
@@ -180,7 +180,7 @@ def test_the_kernel_names_the_peer() -> None:
 
 def test_a_taken_meeting_point_leaves_no_leader(monkeypatch: pytest.MonkeyPatch, job: str) -> None:
     set_task(monkeypatch, task(0, 2, job))
-    taken = rendezvous.Beacon(f"allreduce/{os.getuid()}/slurm/{job}.3/{generations.next}", b"")
+    taken = rendezvous.Publisher(f"allreduce/{os.getuid()}/slurm/{job}.3/{generations.next}", b"")
     try:
         with pytest.raises(JoinError, match="has taken the meeting point"):
             cluster.join()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import Communicator
-from allreduce.comm.core.locks import taken
+from allreduce.comm.core.locks import is_locked
 
 Call = Callable[[Communicator, int], None]  # makes a call in a round, and checks its result
 _SECONDS = 20
@@ -106,7 +106,7 @@ def threads_in_order(comm: Communicator) -> None:
 
     def after(n: int, second: Call) -> None:
         end = time.monotonic() + _SECONDS
-        while comm.rank != last and not taken(comm._dispatch.lock):
+        while comm.rank != last and not is_locked(comm._dispatch.lock):
             assert time.monotonic() < end
             time.sleep(0.0005)
         if comm.rank != last:

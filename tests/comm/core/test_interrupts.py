@@ -12,7 +12,7 @@ import pytest
 from allreduce import errors
 from allreduce.comm import Communicator, replica_communicators
 from allreduce.comm.arguments import scaling
-from allreduce.comm.core.locks import within
+from allreduce.comm.core.locks import run_locked
 from allreduce.comm.core.transport import Work
 from tests.harness import run_threads, world_of_one
 
@@ -204,9 +204,9 @@ def test_a_lock_is_free_after_an_interrupt_as_soon_as_it_is_held() -> None:
     lock: Any = Interrupting()
     done: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        within(lock, 1.0, lambda: done.append("not reached"))
+        run_locked(lock, 1.0, lambda: done.append("not reached"))
     assert not lock._is_owned()
-    assert within(lock, 1e10, lambda: done.append("reached"))
+    assert run_locked(lock, 1e10, lambda: done.append("reached"))
     assert not lock._is_owned()
     assert done == ["reached"]
 

@@ -25,7 +25,7 @@ from allreduce.comm.calls.call import Array, Call
 from allreduce.comm.calls.members import MemberInfo
 from allreduce.comm.calls.plan import Plan
 from allreduce.comm.core import progress
-from allreduce.comm.core.locks import within
+from allreduce.comm.core.locks import run_locked
 from allreduce.comm.core.transport import Transport, Work
 from allreduce.comm.transports.hierarchical.chains import make_chains
 from allreduce.comm.transports.hierarchical.control_channel import ControlChannel
@@ -149,7 +149,7 @@ class HierarchicalTransport(Transport):
         if not self._admits():  # a thread that must not call a level must not make it fail
             return bool(self._runs.active)
         found: list[bool] = []  # stays empty if another thread holds the lock
-        within(self._lock, 0.0, lambda: found.append(self._advance()))
+        run_locked(self._lock, 0.0, lambda: found.append(self._advance()))
         return found != [False]
 
     def _advance(self) -> bool:

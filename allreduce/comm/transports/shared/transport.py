@@ -179,7 +179,7 @@ class SharedTransport(NativeTransport[_native.Work]):
         yield  # not after an error: the others may still ask
         self._local.group.set_message(self.index, 0)
 
-    def _surrender(self, native: _native.Work, waited: float) -> bool:
+    def _fail_by_timeout(self, native: _native.Work, waited: float) -> bool:
         if native.seq & _native.MESSAGE:
             self._member.give_up_message(native, wait_text(waited))
         else:

@@ -153,7 +153,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         yield  # not after an error: the others may still ask
         self._member.tell_awaited(NOBODY)
 
-    def _surrender(self, native: _native.TcpWork, waited: float) -> bool:
+    def _fail_by_timeout(self, native: _native.TcpWork, waited: float) -> bool:
         absent = self._reporter.absent(native.key)
         blamed = next((m for m in absent if m != self.index), self.index)
         reason = wait_text(waited, self._reporter.missing(native.key))
