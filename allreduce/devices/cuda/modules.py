@@ -28,6 +28,7 @@ _FOLDERS = (
 )
 
 _functions: dict[tuple[int, str, str], Any] = {}  # by device, source and name
+_compiling = threading.Lock()
 _loading: dict[int, threading.Lock] = {}  # by device
 
 
@@ -113,7 +114,8 @@ def _module(card: Any, source: str) -> Any:
     key = (card.ordinal, source)
     if key not in _modules:
         card.enter()
-        image = _compiled(source, card.architecture)
+        with _compiling:
+            image = _compiled(source, card.architecture)
         _modules[key] = call(api.cuModuleLoadData, image)
     return _modules[key]
 

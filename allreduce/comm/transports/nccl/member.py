@@ -128,11 +128,16 @@ class NcclMember:
         if self.aborted:
             self._check()
             raise ClosedError(f"{self.where}: the communicator was aborted")
-        operators = [self._operator(each.call, each.factor) for each in calls]
-        with _group() if len(calls) > 1 else nullcontext():
-            for each, op in zip(calls, operators, strict=True):
-                start = _CALLS[each.call.collective]
-                start(self, each.call, _address(each.x), _address(each.out), op)
+        try:
+            operators = [self._operator(each.call, each.factor) for each in calls]
+            with _group() if len(calls) > 1 else nullcontext():
+                for each, op in zip(calls, operators, strict=True):
+                    start = _CALLS[each.call.collective]
+                    start(self, each.call, _address(each.x), _address(each.out), op)
+        except api.NCCLError as error:
+            raise InternalError(
+                f"{self.where}: NCCL refused {calls[0].call}: {error} ({self._last_error()})"
+            ) from None
         return [op for each, op in zip(calls, operators, strict=True) if each.factor != 1.0]
 
     def _destroy(self, operators: Sequence[int]) -> None:

@@ -25,7 +25,7 @@ from allreduce.comm.failures.reporter import group_text
 from allreduce.comm.transports.nccl import agreement, carries, watchdog
 from allreduce.comm.transports.nccl.comparison import CallComparison, calls_text
 from allreduce.devices import Device, Event, Stream, options
-from allreduce.errors import AllreduceError, Finding
+from allreduce.errors import AllreduceError, Finding, InternalError
 
 _SPIN_SECONDS = 0.0005  # of a wait, without sleeping
 _SLEEP_SECONDS = 0.0002
@@ -104,7 +104,11 @@ class NcclTransport(Transport):
         if options.current().strict_collectives:
             self._compare(text)
         number = 0 if self._comparison is None else self._comparison.add(calls)
-        event = member.enqueue(calls, ordered=ordered)
+        try:
+            event = member.enqueue(calls, ordered=ordered)
+        except InternalError:
+            self.watch.explain()
+            raise
         return NcclWork(self, self.watch.begin(event, text, number), result)
 
     def check_carries(self, where: str, call: Call) -> None:

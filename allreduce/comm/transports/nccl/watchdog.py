@@ -8,6 +8,7 @@ then aborts the communicator, so that streams and waits end, and the program's n
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 import weakref
@@ -41,6 +42,8 @@ _LIVES_SECONDS = 0.25  # between questions to the store about members that have 
 _POLL_SECONDS = 0.0002  # of a thread that waits for a comparison
 _COMPARED_SECONDS = 2.0  # for the comparison of the last calls before a member leaves
 _END_SECONDS = 5.0
+
+_OTHER_PREFIX = re.compile(r"^\[\w+\] rank \d+: ")  # of errors of the world
 
 _FAULTS = {MismatchError: "mismatch", TimeoutError: "timeout", PeerLostError: "lost"}
 
@@ -154,6 +157,14 @@ class Watch:
                 self.give_up("the comparison of the members' calls", self._timeout)
             time.sleep(_POLL_SECONDS)
 
+    def explain(self) -> None:
+        """Raise the failure for which NCCL has refused a call, if it becomes known soon."""
+        until = time.monotonic() + _NEWS_SECONDS
+        while time.monotonic() < until:
+            self.look()
+            self.check()
+            time.sleep(_POLL_SECONDS)
+
     def give_up(self, what: str, waited: float) -> None:
         """End the communicator after a timeout.
 
@@ -187,13 +198,13 @@ class Watch:
                 self._compare()
                 time.sleep(_POLL_SECONDS)
             raise
-        if not self._calls:
-            return
         status = self.member.status()
         if status and status != "InProgress":
             self._ask(_NEWS_SECONDS)
             self._control.check_alive()
             raise ClosedError(f"{self._where}: NCCL reported {status}; its log says more")
+        if not self._calls:
+            return
         now = time.monotonic()
         if now - self._asked > _LIVES_SECONDS:
             self._asked = now
@@ -215,6 +226,9 @@ class Watch:
             self._lives(seconds)
         except (LeaderLeftError, ClosedError):  # no death
             return
+        except PeerLostError as error:
+            text = _OTHER_PREFIX.sub("", str(error))
+            raise build_error(self._where, Finding("lost", text)) from None
 
     def _drop_ended(self) -> None:
         while self._calls and self._calls[0].event.done():
