@@ -113,6 +113,7 @@ class Fit:
         self._sums: dict[str, _Sums] = {}
         self._stopping = False
         self._has_chief = True  # whether the chief lives
+        self._gone: set[str] = set()  # workers, each of which may still be waiting for an answer
         self._answered = spec.first  # epochs after which the chief has said whether to go on
         self._changed = threading.Condition()
         self._begin(TRAIN)
@@ -213,6 +214,8 @@ class Fit:
         return Answer("epoch", fields, arrays)
 
     def _deal(self, worker: str) -> Answer | None:
+        if worker in self._gone:
+            return None
         syncs = self._aggregation if self._phase == TRAIN else None
         if syncs is not None:
             syncs.begin(self._left)
@@ -265,8 +268,12 @@ class Fit:
             return True
 
     def lose(self, worker: str, *, is_chief: bool) -> int:
-        """Deal a dead worker's parts to others; returns how many there are."""
+        """Deal a dead worker's parts to others; returns how many there are.
+
+        Names are of connections: one that has ended never comes again.
+        """
         with self._changed:
+            self._gone.add(worker)
             parts = [part for part, owner in self._dealt.items() if owner == worker]
             if self._aggregation is not None and self._phase == TRAIN:
                 self._aggregation.lose(worker)

@@ -223,7 +223,7 @@ class ParameterService:
         """Ask whether a synchronous update takes a gradient."""
         with self._changed:
             syncs = self._aggregation
-            if syncs is None:
+            if syncs is None or caller not in self._workers:
                 return {"unknown": True}, ()
             self._offers += 1
             syncs.begin(syncs.size)
@@ -239,8 +239,9 @@ class ParameterService:
 
     def _tick(self, caller: str, fields: Mapping[str, Any], _: Arrays) -> Reply:
         """Count an asynchronous step; wait while the worker is more than so many steps ahead."""
-        if not fields["again"]:
-            self._clocks.tick(caller)
+        with self._changed:
+            if not fields["again"] and caller in self._workers:
+                self._clocks.tick(caller)
         return {"ahead": not self._clocks.wait(caller, fields["most"], WAIT_SECONDS)}, ()
 
     def _claim(self, caller: str, fields: Mapping[str, Any], _: Arrays) -> Reply:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -52,6 +53,24 @@ def test_a_dead_workers_rows_go_to_others_once() -> None:
     while (answer := ask(fit, "a")).what == TRAIN:
         report(fit, "a", answer)
     assert float(answer.arrays[0]) == 1000.0
+
+
+def test_a_dead_worker_that_was_waiting_gets_nothing() -> None:
+    fit = Fit(FitSpec(**{**SPEC.as_json(), "rows": 32}), workers=2)
+    part = ask(fit, "b")
+    answers: list[Answer] = []
+
+    def wait() -> None:
+        answers.append(fit.next("c", 0, is_chief=False, stops=False, timeout=20.0))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    fit.lose("c", is_chief=False)  # its connection has ended, and its question waits
+    fit.lose("b", is_chief=False)
+    assert ask(fit, "a").fields == part.fields
+    report(fit, "a", part)  # after which there are sums to tell
+    waiting.join(20.0)
+    assert answers[0].what != TRAIN
 
 
 def test_validation_follows_its_epochs() -> None:

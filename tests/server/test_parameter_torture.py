@@ -1,4 +1,4 @@
-"""Parameter servers and workers that are killed at random moments, a hundred times."""
+"""Parameter servers and workers that are killed or stopped at random moments, a hundred times."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from allreduce.server.channel import DEAD_SECONDS
 from tests.harness import ROOT
 
 ROUNDS = int(os.environ.get("ROUNDS", "100"))
@@ -72,6 +73,16 @@ def _await_epochs(path: Path, count: int, deadline: float) -> None:
         time.sleep(0.02)
 
 
+def _disturb(pid: int, *, stops: bool) -> None:
+    """Kill a process; or stop it for so long that others take it for dead, and let it go on."""
+    if not stops:
+        os.kill(pid, signal.SIGKILL)
+        return
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(DEAD_SECONDS + 2.5)
+    os.kill(pid, signal.SIGCONT)
+
+
 @pytest.mark.torture
 @pytest.mark.timeout(DEADLINE + 60)
 @pytest.mark.parametrize("update", ["async", "sync"])
@@ -97,7 +108,7 @@ def test_a_hundred_random_kills_of_each_role(tmp_path: Path, update: str) -> Non
                     _await_epochs(tmp_path / "epochs", choose.randint(1, 6), deadline)
                 tasks = tasks_of(launcher.pid)
                 if tasks:
-                    os.kill(tasks[choose.choice(sorted(tasks))], signal.SIGKILL)
+                    _disturb(tasks[choose.choice(sorted(tasks))], stops=choose.random() < 0.1)
             _await_epochs(tmp_path / "epochs", 10, deadline)
             (tmp_path / "stop").touch()
             code = launcher.wait(max(deadline - time.monotonic(), 1.0))
