@@ -104,11 +104,10 @@ def _refusal(
         why += f', so place it with ar.device("{back.local}")'
     jobs = {device.job for device in available if device.job is not None}
     if asked.job is not None and asked.job not in jobs:
-        hint = did_you_mean(asked.job, jobs)
+        remedy = "; to run it on another task of a cluster, pass the function to Session.run"
         return DeviceError(
             f"{what} was placed on {asked}, but there is no job {asked.job!r}; there are "
-            f"{', '.join(map(str, available))}{hint}. To run it on another task of a cluster, pass "
-            "the function to Session.run"
+            f"{', '.join(map(str, available))}{did_you_mean(asked.job, jobs) or remedy}"
         )
     more = " (under a strategy, of each replica: devices_per_replica)" if others else ""
     return DeviceError(
