@@ -163,6 +163,30 @@ def test_messages_arrive(found: list[dict[str, object]]) -> None:
     assert [each["message"] for each in found if "message" in each] == [SECOND]
 
 
+def test_the_ranks_of_a_slurm_step_reduce() -> None:
+    """Srun is imitated by its variables."""
+    text = "import numpy as np; import allreduce as ar; from allreduce import devices;"
+    text += "comm = ar.init(timeout=30);"
+    text += "x = devices.lookup('GPU:0').allocate(4).array(np.int32, (1,)); devices.write(x, 3);"
+    text += "print(devices.read(comm.all_reduce(x))[0])"
+    step = {"JOB_ID": str(os.getpid()), "STEP_ID": "3", "STEP_NUM_TASKS": "2"}
+    step |= {"STEP_NUM_NODES": "1", "STEP_NODELIST": "node1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", text],
+            env={**os.environ, **{f"SLURM_{k}": v for k, v in (step | {"PROCID": rank}).items()}},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    try:
+        assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["6\n", "6\n"]
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
 CASES = (
     *("every_length", "into_out", "everybody_to_everybody", "unequal_exchange", "equal_bits"),
     *("in_flight", "started", "scaled"),

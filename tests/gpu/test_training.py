@@ -190,11 +190,13 @@ def test_a_late_error_is_found_at_its_own_operator(when: str) -> None:
     assert ("operator 'wrong' at <string>:17" in done.stdout) == (when == "at once"), done.stdout
 
 
-DYING = """
-import os, sys
+FAILING = """
+import os, signal, sys
 import numpy as np
 import allreduce as ar
 
+comm = ar.init(timeout=60 if sys.argv[1] == "dies" else 4)
+pids = comm.all_gather_object(os.getpid())
 ar.config.set_buckets(1)  # several collectives are under way at once
 strategy = ar.MultiWorkerMirroredStrategy()
 with strategy.scope():
@@ -211,22 +213,33 @@ def step(x):
 
 try:
     for number in range(20):
-        if number == 7 and ar.init().rank == 1:
-            os._exit(3)
+        if number == 7 and comm.rank == 1:
+            if sys.argv[1] == "dies":
+                os._exit(3)
+            os.kill(os.getpid(), signal.SIGSTOP)
         strategy.run(step, (ar.PerReplica((np.ones((3, 2), np.float32),)),))
 except ar.AllreduceError as error:
     print(type(error).__name__, error, flush=True)
+    try:
+        print("has values", np.asarray(weights[0]))
+    except ar.AllreduceError as error:
+        print("has none:", error, flush=True)
+    if sys.argv[1] == "stops":
+        os.kill(pids[1], signal.SIGKILL)
     os._exit(0)
 """
 
 
-def test_a_rank_that_dies_in_training_is_named(tmp_path: Path) -> None:
-    script = tmp_path / "dying.py"
-    script.write_text(DYING)
-    command = [sys.executable, "-m", "allreduce.run", "-n", "2", str(script)]
+@pytest.mark.parametrize(("what", "error"), [("dies", "PeerLostError"), ("stops", "TimeoutError")])
+def test_a_rank_that_fails_in_training_is_named(what: str, error: str, tmp_path: Path) -> None:
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING)
+    command = [sys.executable, "-m", "allreduce.run", "-n", "2", str(script), what]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert "PeerLostError" in done.stdout, done.stderr[-2000:]
-    assert "rank 1" in done.stdout
+    said, values = (line.partition("] ")[2] for line in done.stdout.splitlines()[:2])
+    assert said.startswith(error), done.stderr[-2000:]
+    assert "rank 1" in said
+    assert values.startswith("has none:"), values  # updates may have read what never came
 
 
 def test_replicas_share_the_only_gpu(on_cpus: list[float]) -> None:
