@@ -1,54 +1,61 @@
-// Reductions of one axis: x is [outer][length][inner], the output [outer][inner].
+// Reductions of one axis: x is [outer][length][inner], the output [outer][segments][inner].
 //
-// Every run gives the same bits: no atomics. With inner == 1, a block of 256 threads folds a row
-// (rows beyond the grid in strides of it); else a thread folds a column, which is as coalesced.
-// Bytes moved per element of x: its size, once.
+// A segment is so many elements of the axis, or the rest; to reduce a long axis of few rows, it is
+// cut into segments, and their results are reduced again. Every run gives the same bits: no
+// atomics. With inner == 1, a block of 256 threads folds a segment (those beyond the grid in
+// strides of it); else a thread folds a column of one, which is as coalesced. Bytes moved per
+// element of x: its size, once.
 #include "common.cuh"
 
+struct Axis {
+  long long outer, length, inner, segment;
+};
+
 template <typename T, typename Wide, typename Start, typename Fold, typename Finish>
-__device__ inline void reduce(T* __restrict__ out, const T* __restrict__ x, long long outer,
-                              long long length, long long inner, Wide* part, Start start, Fold fold,
-                              Finish finish) {
-  if (inner == 1) {
-    for (long long row = blockIdx.x; row < outer; row += gridDim.x) {
-      const T* from = x + row * length;
+__device__ inline void reduce(T* __restrict__ out, const T* __restrict__ x, const Axis& a,
+                              Wide* part, Start start, Fold fold, Finish finish) {
+  const long long segments = a.length ? (a.length + a.segment - 1) / a.segment : 1;
+  if (a.inner == 1) {
+    for (long long row = blockIdx.x; row < a.outer * segments; row += gridDim.x) {
+      const long long first = row % segments * a.segment;
+      const long long count = smaller(a.segment, a.length - first);
+      const T* from = x + row / segments * a.length + first;
       Wide value = start(from);
-      for (long long i = threadIdx.x; i < length; i += blockDim.x)
+      for (long long i = threadIdx.x; i < count; i += blockDim.x)
         value = fold(value, (Wide)widen(from[i]));
       value = block_fold(value, part, fold);
       if (threadIdx.x == 0) put(out + row, finish(value));
     }
     return;
   }
-  for (long long i = first_index(); i < outer * inner; i += stride_of_grid()) {
-    const T* from = x + i / inner * length * inner + i % inner;
+  for (long long i = first_index(); i < a.outer * segments * a.inner; i += stride_of_grid()) {
+    const long long row = i / a.inner, first = row % segments * a.segment;
+    const long long count = smaller(a.segment, a.length - first);
+    const T* from = x + (row / segments * a.length + first) * a.inner + i % a.inner;
     Wide value = start(from);
-    for (long long j = 0; j < length; ++j) value = fold(value, (Wide)widen(from[j * inner]));
+    for (long long j = 0; j < count; ++j) value = fold(value, (Wide)widen(from[j * a.inner]));
     put(out + i, finish(value));
   }
 }
 
-#define REDUCE(suffix, T, Wide)                                                                  \
-  extern "C" __global__ void sum_to_##suffix(T* out, const T* x, long long outer,                \
-                                             long long length, long long inner, Wide scale) {    \
-    __shared__ Wide part[32];                                                                    \
-    reduce(                                                                                      \
-        out, x, outer, length, inner, part, [](const T*) { return (Wide)0; },                    \
-        [](Wide a, Wide b) { return a + b; }, [=](Wide a) { return a * scale; });                \
-  }                                                                                              \
-  extern "C" __global__ void max_##suffix(T* out, const T* x, long long outer, long long length, \
-                                          long long inner) {                                     \
-    __shared__ Wide part[32];                                                                    \
-    reduce(                                                                                      \
-        out, x, outer, length, inner, part, [](const T* from) { return (Wide)widen(*from); },    \
-        [](Wide a, Wide b) { return larger(a, b); }, [](Wide a) { return a; });                  \
-  }                                                                                              \
-  extern "C" __global__ void min_##suffix(T* out, const T* x, long long outer, long long length, \
-                                          long long inner) {                                     \
-    __shared__ Wide part[32];                                                                    \
-    reduce(                                                                                      \
-        out, x, outer, length, inner, part, [](const T* from) { return (Wide)widen(*from); },    \
-        [](Wide a, Wide b) { return smaller(a, b); }, [](Wide a) { return a; });                 \
+#define REDUCE(suffix, T, Wide)                                                           \
+  extern "C" __global__ void sum_to_##suffix(T* out, const T* x, Axis axis, Wide scale) { \
+    __shared__ Wide part[32];                                                             \
+    reduce(                                                                               \
+        out, x, axis, part, [](const T*) { return (Wide)0; },                             \
+        [](Wide a, Wide b) { return a + b; }, [=](Wide a) { return a * scale; });         \
+  }                                                                                       \
+  extern "C" __global__ void max_##suffix(T* out, const T* x, Axis axis) {                \
+    __shared__ Wide part[32];                                                             \
+    reduce(                                                                               \
+        out, x, axis, part, [](const T* from) { return (Wide)widen(*from); },             \
+        [](Wide a, Wide b) { return larger(a, b); }, [](Wide a) { return a; });           \
+  }                                                                                       \
+  extern "C" __global__ void min_##suffix(T* out, const T* x, Axis axis) {                \
+    __shared__ Wide part[32];                                                             \
+    reduce(                                                                               \
+        out, x, axis, part, [](const T* from) { return (Wide)widen(*from); },             \
+        [](Wide a, Wide b) { return smaller(a, b); }, [](Wide a) { return a; });          \
   }
 REDUCE(f32, float, float)
 REDUCE(f64, double, double)

@@ -49,6 +49,8 @@ CASES: dict[str, tuple[Callable[..., Any], list[np.ndarray]]] = {
         [floats(2, 3)],
     ),
     "bits": (lambda a: a * ops.cast((~WORDS & 5) ^ (WORDS | 8), "float32"), [floats(2, 3)]),
+    "sums of long axes": (lambda a: ops.sum(a, 0) + ops.mean(a), [floats(5000, 3)]),
+    "largest of long axes": (lambda a: ops.max(a, 0) - ops.min(a), [floats(9001, 2)]),
     "layer_norm": (lambda a: ops.layer_norm(a), [floats(4, 300)]),
     "batch norm": (lambda a: ops.normalize(a, (0, 1, 2)), [IMAGES]),
     "group_norm": (lambda a: ops.group_norm(a, 2), [IMAGES]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 from cuda.bindings import driver
@@ -21,19 +23,24 @@ def sizes(*values: int) -> tuple[np.int64, ...]:
     return tuple(map(np.int64, values))
 
 
+def axis(*shape: int, segment: int = 1 << 40) -> bytes:
+    """Pack struct Axis of reduce.cu."""
+    return struct.pack("@4q", *shape, min(segment, max(shape[1], 1)))
+
+
 @pytest.mark.parametrize("suffix", ["f32", "f64", "i32", "i64"])
 @pytest.mark.parametrize("shape", [(3, 1027, 1), (300, 5, 1), (2, 33, 7), (1, 1, 1), (5, 0, 1)])
 def test_reductions(shape: tuple[int, int, int], suffix: str) -> None:
     x = drawn(suffix, *shape)
     outer, length, inner = shape
     out = np.empty((outer, inner), x.dtype)
-    run("reduce", f"sum_to_{suffix}", out, x, *sizes(*shape), x.dtype.type(2))
+    run("reduce", f"sum_to_{suffix}", out, x, axis(*shape), x.dtype.type(2), skip=1)
     scale = TOLERANCE[suffix] * max(length, 1)
     np.testing.assert_allclose(out, 2 * x.sum(1, dtype=float), 0, scale)
     if not length:
         return
     for name in ("max", "min"):
-        run("reduce", f"{name}_{suffix}", out, x, *sizes(*shape))
+        run("reduce", f"{name}_{suffix}", out, x, axis(*shape))
         np.testing.assert_array_equal(out, getattr(x, name)(1))
     places = np.empty((outer, inner), np.int64)
     for name in ("argmax", "argmin"):
@@ -46,16 +53,27 @@ def test_nan_wins_reductions() -> None:
     x[1, 63] = np.nan
     places = np.empty(2, np.int64)
     for name in ("max", "min"):
-        run("reduce", f"{name}_f32", out, x, *sizes(2, 100, 1))
+        run("reduce", f"{name}_f32", out, x, axis(2, 100, 1))
         np.testing.assert_array_equal(out, getattr(x, name)(1))
     run("reduce", "argmax_f32", places, x, *sizes(2, 100, 1))
     np.testing.assert_array_equal(places, x.argmax(1))
 
 
+@pytest.mark.parametrize("inner", [1, 3])
+@pytest.mark.parametrize("segment", [1, 10, 99, 100])
+def test_segments_of_an_axis(inner: int, segment: int) -> None:
+    x = drawn("f32", 2, 100, inner)
+    firsts = range(0, 100, segment)
+    out = np.empty((2, len(firsts), inner), np.float32)
+    run("reduce", "max_f32", out, x, axis(2, 100, inner, segment=segment))
+    expected = [x[:, first : first + segment].max(1) for first in firsts]
+    np.testing.assert_array_equal(out, np.stack(expected, 1))
+
+
 def test_half_types_are_summed_in_float32() -> None:
     x = drawn("f32", 4, 999).astype(np.float16)
     out = np.empty(4, np.float16)
-    run("reduce", "sum_to_f16", out, x, *sizes(4, 999, 1), np.float32(1))
+    run("reduce", "sum_to_f16", out, x, axis(4, 999, 1), np.float32(1))
     np.testing.assert_allclose(out, x.sum(1, dtype=float), 1e-3, 1e-3)
 
 

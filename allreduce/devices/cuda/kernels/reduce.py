@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
@@ -16,6 +17,11 @@ from allreduce.errors import UsageError
 
 _SUMS = ("sum", "mean")
 _MOST_ROWS = 1 << 16  # blocks of one launch
+_AXIS = "32s"  # struct Axis in kernels/cuda/reduce.cu
+# With rows and with columns: the least elements of a segment, and as many results as make a GPU
+# busy: 8 blocks, or 512 threads, for each of 128 multiprocessors.
+_SEGMENTS = {True: (4096, 1 << 10), False: (32, 1 << 16)}
+_LEAST_BYTES = 4  # of numbers that hold a sum of some elements well
 _NUMBERS = {"f64": "d", "i64": "q", "i32": "i"}
 
 
@@ -82,14 +88,37 @@ def _groups(axes: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _launch(name: str, out: Any, x: Any, sizes: tuple[int, int, int], scale: float) -> None:
-    outer, _, inner = sizes
-    grid = min(outer, _MOST_ROWS) if inner == 1 else blocks(outer * inner)
+    """Reduce one axis of `(outer, length, inner)`; a long one of few rows in two launches."""
+    outer, length, inner = sizes
+    segment = _segment(*sizes) if x.dtype.itemsize >= _LEAST_BYTES else length
+    segments = -(-length // segment)
+    if segments == 1:
+        _launch_once(name, out, x, sizes, segment, scale)
+        return
+    parts = current_stream().device.scratch((outer * segments * inner,), x.dtype)
+    _launch_once(name, parts, x, sizes, segment, 1.0)
+    _launch_once(name, out, parts, (outer, segments, inner), segments, scale)
+
+
+def _segment(outer: int, length: int, inner: int) -> int:
+    """Choose how many elements of an axis are reduced at first, so that a GPU is busy."""
+    least, rows = _SEGMENTS[inner == 1]
+    parts = min(length // least, rows // (outer * inner))
+    return -(-length // max(1, parts))
+
+
+def _launch_once(
+    name: str, out: Any, x: Any, sizes: tuple[int, int, int], segment: int, scale: float
+) -> None:
+    outer, length, inner = sizes
+    results = outer * -(-length // segment) * inner
+    grid = min(results, _MOST_ROWS) if inner == 1 else blocks(results)
     end = suffix(x.dtype)
     number = _NUMBERS.get(end, "f")
     more = [scale if number in "df" else int(scale)] if name == "sum_to" else []
     launch(
-        *("reduce", f"{name}_{end}", grid, "P P q q q" + f" {number}" * len(more)),
-        *(pointer(out), pointer(x), *sizes, *more),
+        *("reduce", f"{name}_{end}", grid, f"P P {_AXIS}" + f" {number}" * len(more)),
+        *(pointer(out), pointer(x), struct.pack("@4q", *sizes, segment), *more),
         block=BLOCK,
     )
 
