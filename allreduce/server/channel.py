@@ -22,8 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.cluster.leader.proof import NONCE_BYTES
-from allreduce.comm.transports import handshake
 from allreduce.errors import PeerLostError, UnsupportedError
 from allreduce.events import logger
 from allreduce.server import mpi_messages, segments
@@ -32,10 +30,8 @@ from allreduce.server.mpi_messages import MpiMessages
 
 BEAT_SECONDS = 2.0
 DEAD_SECONDS = 6.0  # without a byte
-HANDSHAKE_SECONDS = 5.0
 
 _LENGTH = struct.Struct("!I")
-_CLAIM = struct.Struct(f"{2 * NONCE_BYTES}s256p")  # the nonces and the name of the caller
 _MOST_FRAME_BYTES = 1 << 24  # names and descriptions; arrays come behind
 _MOST_ARRAY_BYTES = 1 << 36
 _BUFFER_BYTES = 1 << 16
@@ -386,69 +382,3 @@ def _send_all(connection: socket.socket, parts: list[Any], descriptors: Sequence
             sent -= len(parts.pop(0))
         if sent:
             parts[0] = memoryview(parts[0])[sent:]
-
-
-def connect(
-    address: tuple[str, int] | str, secret: bytes, nonces: bytes, identity: str
-) -> socket.socket:
-    """Open a data connection, and prove to know the secret.
-
-    Args:
-        address: Host and port of the other process, or the name of its Unix socket.
-        secret: The cluster's secret.
-        nonces: The two nonces of the gRPC handshake, joined.
-        identity: This end's name, for the other's messages.
-
-    Raises:
-        OSError: Nothing listens there, or the other process refuses.
-    """
-    if isinstance(address, str):
-        connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(HANDSHAKE_SECONDS)
-    else:
-        connection = socket.create_connection(address, HANDSHAKE_SECONDS)
-    try:
-        if isinstance(address, str):
-            connection.connect(f"\0{address}")
-        handshake.call(connection, _credentials(secret), _CLAIM.pack(nonces, identity.encode()))
-    except handshake.HandshakeError as error:
-        connection.close()
-        raise ConnectionRefusedError(str(error)) from error
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def accept(connection: socket.socket, secret: bytes, is_known: Callable[[bytes], bool]) -> str:
-    """Check a new connection's proof; returns the other end's name.
-
-    Args:
-        connection: What `socket.accept` returned.
-        secret: The cluster's secret.
-        is_known: Returns whether the gRPC handshake made these nonces; once for each.
-
-    Raises:
-        OSError, ValueError: The other end did not prove to know the secret in time.
-    """
-    # One deadline for all of it: a stranger may send byte by byte.
-    late = threading.Timer(HANDSHAKE_SECONDS, connection.shutdown, (socket.SHUT_RDWR,))
-    late.daemon = True
-    late.start()
-    challenge, claim = handshake.Challenge(_credentials(secret), _CLAIM.size), None
-    try:
-        while claim is None:
-            reply, claim = challenge.answer(handshake.receive(connection, challenge.expects))
-            if claim is not None and not is_known(_CLAIM.unpack(claim)[0]):
-                raise ValueError("its gRPC handshake was not made here, or has been used")
-            connection.sendall(reply)
-    except handshake.HandshakeError as error:
-        raise ValueError(str(error)) from error
-    finally:
-        late.cancel()
-    name: bytes = _CLAIM.unpack(claim)[1]
-    return name.decode()
-
-
-def _credentials(secret: bytes) -> handshake.Credentials:
-    return handshake.Credentials("cluster", "data", secret)

@@ -19,7 +19,8 @@ from allreduce.errors import ClosedError, JoinError, TimeoutError
 from allreduce.events import logger
 from allreduce.server import task_pb2 as pb
 from allreduce.server import task_pb2_grpc
-from allreduce.server.channel import HANDSHAKE_SECONDS, Channel, Handle, connect
+from allreduce.server.channel import Channel, Handle
+from allreduce.server.data_handshake import HANDSHAKE_SECONDS, connect
 from allreduce.server.mpi_messages import MpiMessages
 
 PROTOCOL = 3
