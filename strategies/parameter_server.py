@@ -15,7 +15,8 @@ import numpy as np
 from allreduce.strategies.arena_link import ArenaLink
 from allreduce.strategies.base import Strategy
 from allreduce.strategies.hybrid import HybridStrategy
-from allreduce.strategies.server_options import ServerOptions, check_assignments, find_workers
+from allreduce.strategies.server_options import ServerOptions, find_workers
+from allreduce.strategies.server_state import ServerState, assigned_variables
 from allreduce.strategies.server_table import BLOCK_ROWS, ServerTable
 
 from allreduce import settings
@@ -128,6 +129,7 @@ class ParameterServerStrategy(Strategy):
         self.timeout = read.timeout if timeout is None else timeout
         self._placing: Callable[..., Any] | None = None
         self._tables: dict[Variable, ServerTable] = {}  # by the variable in their place
+        self._states: list[ServerState] = []
         self._links: dict[int, ArenaLink] = {}  # by id of the plan
         self._assigned = False  # whether the program has assigned since the latest step
         self._number = next(_made)
@@ -199,7 +201,7 @@ class ParameterServerStrategy(Strategy):
     ) -> Sequence[Sequence[Output]]:
         """Run a step with the servers' parameters; then send its gradients to them."""
         if any(id(plan) not in self._links for _, plan in compiled.updates):
-            check_assignments(compiled)
+            self._share_state(assigned_variables(compiled))
         links = [self._link(rule, plan) for rule, plan in compiled.updates]
         self._send_changes()
         if not links:
@@ -217,6 +219,21 @@ class ParameterServerStrategy(Strategy):
         elif completed:
             self._contribute(completed)
         return results
+
+    def _share_state(self, variables: Sequence[Variable]) -> None:
+        """Let all workers have the chief's values of variables that steps assign."""
+        known = {each for state in self._states for each in state.variables}
+        new = [each for each in variables if each not in known]
+        if new:
+            made = ServerState(
+                *(self._servers[0], new),
+                task=self.name,
+                is_chief=self.is_chief,
+                timeout=self.timeout,
+                checkpoint=(self._options.checkpoint, self._options.checkpoint_every),
+                turn=str(self._number),
+            )
+            self._states.append(made)
 
     def _run_eagerly(self, *_: Any) -> Any:
         raise UnsupportedError(
@@ -347,6 +364,8 @@ class ParameterServerStrategy(Strategy):
             link.send_settings()
             if self._assigned:
                 link.assign()
+        for state in self._states if self._assigned else ():
+            state.publish()
         self._assigned = False
 
     def note_assignment(self, variable: Variable, value: np.ndarray) -> None:
@@ -361,6 +380,9 @@ class ParameterServerStrategy(Strategy):
             link.pull()
             if slots:
                 link.pull_slots()
+        if not self.is_chief:  # whose own values count
+            for state in self._states:
+                state.fetch()
 
     # --- fit ---
 
@@ -400,6 +422,9 @@ class ParameterServerStrategy(Strategy):
     def ask(self, seen: int, stops: bool, done: Report | None) -> Answer:
         """Report a part, and ask what to do next; see `training.dealt_fit.Dealer`."""
         self._send_changes()
+        if done is not None:
+            for state in self._states:
+                state.publish()
         fields: dict[str, Any] = {"fit": self._fit, "seen": seen, "stops": stops}
         fields["is_chief"] = self.is_chief
         arrays: Sequence[np.ndarray] = ()

@@ -1,4 +1,4 @@
-"""The options of ParameterServerStrategy, checked; what it needs of the cluster and of steps."""
+"""The options of ParameterServerStrategy, checked, and its place in the cluster."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 
 from allreduce.cluster.spec import ClusterSpec, own_task
 from allreduce.devices.integers import integer
-from allreduce.errors import UnsupportedError, UsageError
-from allreduce.graph.replicate.compiled import Compiled
+from allreduce.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +79,3 @@ def find_workers(cluster: Any) -> tuple[ClusterSpec, tuple[str, int], list[tuple
             "-m allreduce.server`"
         )
     return spec, (job, number), tasks
-
-
-def check_assignments(compiled: Compiled) -> None:
-    """Refuse steps that assign variables, whose values no server would know.
-
-    Raises:
-        UnsupportedError: The step assigns one.
-    """
-    for node in compiled.graph.nodes:
-        if node.op == "assign":
-            name = node.attrs["variable"].name
-            raise UnsupportedError(
-                f"{node.source}: the step assigns variable {name!r} (as BatchNorm does), which "
-                "parameter servers do not carry between workers; use LayerNorm, or "
-                "ar.MultiWorkerMirroredStrategy"
-            )

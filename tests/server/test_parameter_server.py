@@ -13,13 +13,14 @@ import pytest
 
 import allreduce as ar
 from tests.harness import ROOT
+from tests.server.small_models import with_table, words
 
 # Fifty updates of 4 shares, on four replicas or by parameter servers; the weights go to a file.
 EQUAL = """
 import sys
 import numpy as np
 import allreduce as ar
-from tests.server.test_parameter_server import data, model_in
+from tests.server.small_models import data, model_in
 
 ar.set_seed(3)
 if "mirrored" in sys.argv:
@@ -33,21 +34,6 @@ if getattr(strategy, "is_chief", True):
     weights = {f"w{i}": each for i, each in enumerate(model.get_weights())}
     np.savez(sys.argv[1], loss=history.history["loss"], **weights)
 """
-
-
-def data() -> tuple[np.ndarray, np.ndarray]:
-    """Return 230 rows: ten batches of 24, the last one of 14."""
-    random = np.random.default_rng(0)
-    x = random.standard_normal((230, 6)).astype(np.float32)
-    return x, (x.sum(axis=1) > 0).astype(np.int32)
-
-
-def model_in(strategy: ar.Strategy) -> ar.nn.Sequential:
-    with strategy.scope():
-        model = ar.nn.Sequential([ar.nn.Dense(16, activation="relu"), ar.nn.Dense(2)])
-        loss = ar.nn.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(optimizer=ar.optim.Adam(1e-2), loss=loss)
-    return model
 
 
 def launch(cluster: str, *command: str, restarts: int = 0) -> subprocess.CompletedProcess[str]:
@@ -98,22 +84,16 @@ def test_synchronous_updates_equal_those_of_mirrored_replicas(tmp_path: Path) ->
         np.testing.assert_allclose(found[name], mirrored[name], rtol=1e-4, atol=1e-6)
 
 
-# Tables on two servers, dense variables on the workers; or all in one process.
+# Tables on two servers, dense variables on the workers.
 HYBRID = """
-import sys
 import allreduce as ar
-from tests.server.test_parameter_worker import with_table, words
+from tests.server.small_models import with_table, words
 
-strategy = None
-if "alone" not in sys.argv:
-    strategy = ar.ParameterServerStrategy(dense="all_reduce", timeout=60)
+strategy = ar.ParameterServerStrategy(dense="all_reduce", timeout=60)
 x, y = words()
 model = with_table(strategy, ar.optim.Adagrad(0.1))
 history = model.fit(x, y, batch_size=32, epochs=3, verbose=0)
-if strategy is None or strategy.is_chief:
-    print("losses", *history.history["loss"], model.evaluate(x, y, verbose=0))
-else:
-    model.evaluate(x, y, verbose=0)
+print("losses", *history.history["loss"], model.evaluate(x, y, verbose=0))
 """
 
 
@@ -122,22 +102,21 @@ def test_dense_variables_may_stay_on_the_workers(tmp_path: Path) -> None:
     program.write_text(HYBRID)
     result = launch("ps=2,worker=2", str(program))
     assert result.returncode == 0, result.stdout + result.stderr
-    command = [sys.executable, str(program), "alone"]
-    alone = subprocess.run(
-        command, check=True, timeout=60, capture_output=True, text=True, env=_environment()
-    )
-    found, expected = (
-        [float(each) for each in re.findall(r"losses (.*)", text)[0].split()]
-        for text in (result.stdout, alone.stdout)
-    )
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    x, y = words()
+    alone = with_table(None, ar.optim.Adagrad(0.1))
+    losses = alone.fit(x, y, batch_size=32, epochs=3, verbose=0).history["loss"]
+    expected = [*losses, alone.evaluate(x, y, verbose=0)]
+    found = re.findall(r"losses (.*)", result.stdout)
+    assert len(found) == 2
+    for each in found:
+        np.testing.assert_allclose([float(n) for n in each.split()], expected, rtol=1e-5)
 
 
 # The chief kills a worker and the server itself, each once, and trains to the end.
 KILLS = """
 import os, signal, sys, time
 import allreduce as ar
-from tests.server.test_parameter_server import data, model_in, pid_of
+from tests.server.small_models import data, model_in, pid_of
 
 ar.set_seed(3)
 strategy = ar.ParameterServerStrategy(
@@ -157,17 +136,6 @@ history = model.fit(*data(), batch_size=24, epochs=6, verbose=0, callbacks=[Kill
 losses = history.history["loss"]
 print("losses", len(losses), losses[-1] < losses[0])
 """
-
-
-def pid_of(task: str) -> int:
-    """Return the process of a task that this process's launcher has started."""
-    own = f"ALLREDUCE_TASK={task}".encode()
-    command = ["ps", "-o", "pid=", "--ppid", str(os.getppid())]
-    for pid in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split():
-        environment = Path(f"/proc/{pid}/environ")
-        if environment.exists() and own in environment.read_bytes().split(b"\0"):
-            return int(pid)
-    raise AssertionError(f"no process of {task}")
 
 
 @pytest.mark.parametrize("update", [pytest.param("async", marks=pytest.mark.torture), "sync"])

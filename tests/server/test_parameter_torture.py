@@ -22,7 +22,7 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 import allreduce as ar
-from tests.server.test_parameter_server import data, model_in
+from tests.server.small_models import data, model_in
 
 ar.set_seed(3)
 folder = Path(sys.argv[2])

@@ -1,0 +1,105 @@
+"""Variables that steps assign, such as BatchNorm's moving averages: the chief's values count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from allreduce.devices import read, write
+from allreduce.errors import TimeoutError
+from allreduce.graph.replicate.compiled import Compiled
+from allreduce.graph.trace.variable import Variable
+from allreduce.optim.sgd import SGD
+from allreduce.parameters.partition import Part
+from allreduce.server.encode import sendable
+from allreduce.server.parameter_client import ParameterServer
+
+
+def assigned_variables(compiled: Compiled) -> list[Variable]:
+    """List the variables that a step assigns, by name."""
+    found = {n.attrs["variable"] for n in compiled.graph.nodes if n.op == "assign"}
+    return sorted(found, key=lambda each: each.name)
+
+
+class ServerState:
+    """Copies of variables on the first server, which the chief writes and the others read.
+
+    Each worker's steps change its own variables in between.
+
+    Args:
+        server: The first server.
+        variables: The variables; they travel together, in float64.
+        task: This worker, for messages.
+        is_chief: Whether it is the chief.
+        timeout: Seconds to wait until the chief has given values.
+        checkpoint: The servers' folder for checkpoints, and after how many writes they write one.
+        turn: Tells the variables from others of the same names, equally on all workers.
+
+    Attributes:
+        variables: The variables.
+    """
+
+    def __init__(
+        self,
+        server: ParameterServer,
+        variables: Sequence[Variable],
+        *,
+        task: str,
+        is_chief: bool,
+        timeout: float,
+        checkpoint: tuple[str | None, int],
+        turn: str,
+    ) -> None:
+        self._server, self.variables, self._is_chief = server, list(variables), is_chief
+        named, place = [], 0
+        for each in variables:
+            size = read(each.storage[0]).size
+            named.append((each.name, place, place + size))
+            place += size
+        self._places = [slice(low, high) for _, low, high in named]
+        part = Part(0, place, tuple(named))
+        self.key = f"state-{crc32(repr(named).encode()):08x}-{turn}"
+        self._fields: dict[str, Any] = {"store": self.key, "part": part.as_json(), "task": task}
+        self._fields |= {"optimizer": sendable(SGD(0.0)), "dtype": "float64", "servers": 1}
+        self._fields |= {"checkpoint": checkpoint[0], "checkpoint_every": checkpoint[1]}
+        self._fields |= {"server": server.name, "index": 0, "slots": [], "version": 0}
+        self._timeout = timeout
+        self._register(gives=is_chief)
+        self.fetch()
+
+    def _register(self, *, gives: bool) -> None:
+        values = [self._values()] if gives else []
+        waited = 0.0
+        while not self._server.call("register", self._fields, values)[0]["ready"]:
+            waited += 1.0
+            if waited >= self._timeout:
+                raise TimeoutError(
+                    f"[parameter server] {self._fields['task']}: the chief has not initialised "
+                    f"{[each.name for each in self.variables][:3]} within {self._timeout:g} s; is "
+                    "worker 0 running?"
+                )
+
+    def _values(self) -> np.ndarray:
+        parts = [read(each.storage[0]).reshape(-1) for each in self.variables]
+        return np.concatenate([each.astype(np.float64) for each in parts])
+
+    def _call(self, method: str, fields: dict[str, Any], arrays: Sequence[np.ndarray] = ()) -> Any:
+        own = {**fields, "store": self.key}
+        while (reply := self._server.call(method, own, arrays))[0].get("unknown"):
+            self._register(gives=True)
+        return reply
+
+    def publish(self) -> None:
+        """Write the chief's values; other workers do nothing."""
+        if self._is_chief:
+            self._call("assign", {}, [self._values()])
+
+    def fetch(self) -> None:
+        """Take the chief's values over."""
+        _, (values,) = self._call("pull", {"after": -1, "seen": -1})
+        for variable, place in zip(self.variables, self._places, strict=True):
+            target = variable.storage[0]
+            write(target, values[place].astype(target.dtype).reshape(target.shape))
