@@ -7,6 +7,7 @@ import logging
 import secrets
 import socket
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from allreduce.server.data_handshake import accept
 from allreduce.server.mpi_messages import MpiMessages
 
 _THREADS = 16  # that ask tasks whether they live
+_ASK_SECONDS = 0.2
 _MOST_NONCES = 10_000
 _HANDSHAKES = 64  # strangers and others that may be connecting at the same time
 
@@ -69,7 +71,8 @@ class Connections:
         self._opening: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # by task
         self._nonces: dict[bytes, bool] = {}  # and whether a data connection has used it
         self._lost: set[str] = set()  # tasks without a connection, which had one
-        self._left: set[str] = set()  # those of them that have closed it in good order
+        self._left: dict[str, float] = {}  # when those of them closed it that did so in good order
+        self._began = time.monotonic()
         self._handshakes = threading.Semaphore(_HANDSHAKES)
         listener = _listen(split(self.address(task))[0])
         self.data_port: int = listener.getsockname()[1]
@@ -202,7 +205,7 @@ class Connections:
         if name in self._lost:
             logger.info("[server] %s: %s is back", self.name, name)
         self._lost.discard(name)
-        self._left.discard(name)
+        self._left.pop(name, None)
 
     def _lose(self, channel: Channel, why: str) -> None:
         """Note the end of a data connection, in either direction."""
@@ -214,7 +217,7 @@ class Connections:
                 del self._channels[name]
             if name.startswith("/job:") and not self.closed.is_set():
                 if channel.has_left:
-                    self._left.add(name)
+                    self._left[name] = time.monotonic()
                 if name not in self._lost:
                     level = logging.INFO if channel.has_left else logging.WARNING
                     logger.log(level, "[server] %s has lost %s: %s", self.name, name, why)
@@ -224,7 +227,7 @@ class Connections:
     def tasks(self) -> dict[str, bool]:
         """Ask all tasks of the cluster whether they live."""
         pool = ThreadPoolExecutor(_THREADS)
-        tasks = [DeviceName(job=job, replica=0, task=number) for job, number, _ in self.cluster]
+        tasks = self._tasks()
         with pool:
             living = list(pool.map(self._lives, tasks))
         return {task_name(task): lives for task, lives in zip(tasks, living, strict=True)}
@@ -241,6 +244,31 @@ class Connections:
     def has_left(self, task: DeviceName) -> bool:
         """Whether a task has closed its connection in good order, and is not back."""
         return task_name(task) in self._left
+
+    def left(self) -> dict[str, float]:
+        """Return for each task that `has_left`, as far as this one knows, the seconds since."""
+        return {name: time.monotonic() - since for name, since in list(self._left.items())}
+
+    def others_say_left(self, task: DeviceName) -> bool:
+        """Ask the other tasks whether one has left since this one began.
+
+        A task that ends before it has met this one has told only those that it needed. One that
+        left earlier may be of a job before, on the same servers.
+        """
+
+        def ask(other: DeviceName) -> bool:
+            try:
+                left = self._peer(other, _ASK_SECONDS).hello.left
+            except (ClosedError, JoinError, TimeoutError):
+                return False
+            return left.get(task_name(task), float("inf")) < time.monotonic() - self._began
+
+        others = [each for each in self._tasks() if each not in (self.task, task)]
+        with ThreadPoolExecutor(_THREADS) as pool:
+            return any(pool.map(ask, others))
+
+    def _tasks(self) -> list[DeviceName]:
+        return [DeviceName(job=job, replica=0, task=number) for job, number, _ in self.cluster]
 
     def has_been_up(self, task: DeviceName) -> bool:
         """Whether a task that cannot be reached now has been connected before."""

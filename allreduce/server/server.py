@@ -92,8 +92,8 @@ class Server(Refusing):
         Args:
             task: The other task, such as "worker:0"; None to wait for `close()` only. The task has
                 ended when it has closed its server or exited without an exception. If it is not up
-                yet, or is lost otherwise, this waits for it until the timeout
-                (`ALLREDUCE_TIMEOUT`).
+                yet, is lost otherwise or ended before this one began, this waits for it until the
+                timeout (`ALLREDUCE_TIMEOUT`).
 
         Raises:
             TimeoutError: The task has not come up, or not come back, in time.
@@ -117,6 +117,8 @@ class Server(Refusing):
             try:
                 return self.connections.connect(task, _POLL_SECONDS)[0]
             except PeerLostError as error:
+                if self.connections.others_say_left(task):
+                    return None
                 if time.monotonic() > deadline:
                     what = "come back" if self.connections.has_been_up(task) else "come up"
                     raise TimeoutError(

@@ -93,6 +93,7 @@ class Service(task_pb2_grpc.TaskServicer):
             local_name=self._connections.local_name,
             mpi_job="" if mpi is None else mpi.job,
             mpi_rank=0 if mpi is None else mpi.rank,
+            left=self._connections.left(),
         )
 
     def knows(self, method: str, request: Any) -> bool:

@@ -16,7 +16,14 @@ class HelloRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("nonce", "proof", "cluster", "job", "task", "generation", "data_port", "devices", "machine", "local_name", "mpi_job", "mpi_rank")
+    __slots__ = ("nonce", "proof", "cluster", "job", "task", "generation", "data_port", "devices", "machine", "local_name", "mpi_job", "mpi_rank", "left")
+    class LeftEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     NONCE_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +36,7 @@ class HelloReply(_message.Message):
     LOCAL_NAME_FIELD_NUMBER: _ClassVar[int]
     MPI_JOB_FIELD_NUMBER: _ClassVar[int]
     MPI_RANK_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     proof: bytes
     cluster: str
@@ -41,7 +49,8 @@ class HelloReply(_message.Message):
     local_name: str
     mpi_job: str
     mpi_rank: int
-    def __init__(self, nonce: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., cluster: _Optional[str] = ..., job: _Optional[str] = ..., task: _Optional[int] = ..., generation: _Optional[int] = ..., data_port: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., machine: _Optional[str] = ..., local_name: _Optional[str] = ..., mpi_job: _Optional[str] = ..., mpi_rank: _Optional[int] = ...) -> None: ...
+    left: _containers.ScalarMap[str, float]
+    def __init__(self, nonce: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., cluster: _Optional[str] = ..., job: _Optional[str] = ..., task: _Optional[int] = ..., generation: _Optional[int] = ..., data_port: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., machine: _Optional[str] = ..., local_name: _Optional[str] = ..., mpi_job: _Optional[str] = ..., mpi_rank: _Optional[int] = ..., left: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Caller(_message.Message):
     __slots__ = ("nonces", "proof")

@@ -284,6 +284,26 @@ def test_an_error_is_raised_at_once_whichever_task_waits_for_it(session: ar.Sess
     assert np.isfinite(float(session.run(step, (X, np.zeros(4, np.int64)))))
 
 
+def test_join_learns_of_a_task_that_it_never_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALLREDUCE_TIMEOUT", "60")
+    spec = describe({"worker": 3, "ps": 1})
+
+    def step(x: ar.Tensor) -> Any:
+        with ar.device(PS):
+            return x + 1.0
+
+    with ar.Server(spec, "ps", 0), ar.Server(spec, "worker", 1) as early:
+        with ar.Server(spec, "worker", 0) as first, ar.Session(first.target) as session:
+            session.run(step, (X,))
+        began = time.monotonic()
+        early.join("worker:0")
+        assert time.monotonic() - began < 30
+        with ar.Server(spec, "worker", 2) as late:  # as of another job on the same servers
+            monkeypatch.setenv("ALLREDUCE_TIMEOUT", "1")
+            with pytest.raises(TimeoutError, match="worker/task:0 has not come up within 1 s"):
+                late.join("worker:0")
+
+
 JOINING = """
 import os, sys, time
 import allreduce as ar
