@@ -3,8 +3,8 @@
 // A segment is so many elements of the axis, or the rest; to reduce a long axis of few rows, it is
 // cut into segments, and their results are reduced again. Every run gives the same bits: no
 // atomics. With inner == 1, a block of 256 threads folds a segment (those beyond the grid in
-// strides of it); else a thread folds a column of one, which is as coalesced. Bytes moved per
-// element of x: its size, once.
+// strides of it); else a thread folds a column of one, which is as coalesced.
+// Bytes moved per element of x: its size, once.
 #include "common.cuh"
 
 struct Axis {

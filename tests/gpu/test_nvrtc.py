@@ -57,7 +57,7 @@ def test_all_files_are_found() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 @pytest.mark.parametrize(
-    "architectures", [[70], pytest.param([80, 90, 100], marks=pytest.mark.torture)], ids=str
+    "architectures", [[70], pytest.param([75, 80, 90, 100], marks=pytest.mark.torture)], ids=str
 )
 @pytest.mark.timeout(600)
 def test_a_file_compiles_without_spills(path: str, architectures: list[int]) -> None:
