@@ -41,7 +41,7 @@ def cupys_stream(monkeypatch: pytest.MonkeyPatch) -> Any:
 @SIMULATED
 def test_an_array_of_cupy_is_read_after_what_its_stream_does(cupys_stream: Any) -> None:
     gpu: Any = devices.lookup("GPU:0")
-    x, y = there(np.zeros(1 << 22, np.float32)), there(np.zeros(1 << 22, np.float32))
+    x, y = there(np.zeros(1 << 21, np.float32)), there(np.zeros(1 << 21, np.float32))
     work = gpu.own("compute")
     for value in range(1, 60):  # the last one is what CuPy computes
         call(driver.cuMemsetD8Async(x.data.ptr, value, x.nbytes, cupys_stream.handle))
@@ -66,7 +66,7 @@ class Interface:
 
 def test_an_array_with_an_interface_is_read_after_its_stream() -> None:
     gpu: Any = devices.lookup("GPU:0")
-    x, y = there(np.zeros(1 << 22, np.float32)), there(np.zeros(1 << 22, np.float32))
+    x, y = there(np.zeros(1 << 21, np.float32)), there(np.zeros(1 << 21, np.float32))
     theirs, work = gpu.stream("of another library"), gpu.own("compute")
     for value in range(1, 60):
         call(driver.cuMemsetD8Async(x.data.ptr, value, x.nbytes, theirs.handle))

@@ -17,6 +17,7 @@ from allreduce.comm.core.transport import PreparedOnDevice
 from allreduce.comm.transports.nccl import library
 from allreduce.devices import COLLECTIVE, Device, Event
 from allreduce.errors import ClosedError, InternalError, TimeoutError
+from allreduce.events import logger
 
 _LOOK_SECONDS = 0.0005  # between looks at an unfinished call
 
@@ -87,7 +88,12 @@ class NcclMember:
     def status(self) -> str:
         """Return "" while it works, or the name of NCCL's asynchronous error."""
         with self._lock:
-            return "" if self.aborted else library.status(self.handle)
+            if self.aborted:
+                return ""
+            try:
+                return library.status(self.handle)
+            except api.NCCLError as error:
+                return str(error)
 
     def _last_error(self) -> str:
         with self._lock:
@@ -156,8 +162,11 @@ class NcclMember:
         with self._lock:
             if not self.aborted and getattr(self.device, "usable", True):
                 self.aborted = True
-                self._enter()
-                api.comm_abort(self.handle)
+                try:
+                    self._enter()
+                    api.comm_abort(self.handle)
+                except (api.NCCLError, InternalError) as error:  # a failed GPU; it has ended anyway
+                    logger.warning("%s: NCCL could not abort: %s", self.where, error)
 
     def close(self) -> None:
         """Leave; all its calls must be complete."""

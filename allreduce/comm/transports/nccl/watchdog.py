@@ -105,8 +105,7 @@ class Watch:
     def begin(self, event: Event, text: str, number: int) -> Enqueued:
         """Watch a call that was just enqueued."""
         call = Enqueued(event, text, number, time.monotonic())
-        with self._lock:
-            self._calls.append(call)
+        self._calls.append(call)  # without the lock, which a look may hold for milliseconds
         _wake()
         return call
 
@@ -133,10 +132,10 @@ class Watch:
 
     def confirm(self, call: Enqueued) -> None:
         """Raise if a call whose event has come was aborted: its result is undefined."""
-        with self._lock:
-            if not call.ended and (self._failure is not None or self._control.dead):
-                self.look()
-                self.check()
+        # An abort notes the failure before it ends the calls' events.
+        if not call.ended and (self._failure is not None or self._control.dead):
+            self.look()
+            self.check()
 
     def settle(self) -> None:
         """Wait until the calls that have ended were compared; a value may depend on them.
