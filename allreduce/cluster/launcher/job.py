@@ -259,8 +259,8 @@ class Job:
             return
         self._culprit = child
         others = len([other for other in living if other is not child])
-        ending = f"; ending the other {others}" if others else ""
-        self._tell(f"{child.name} (process {child.pid}) {child.fate}{ending}")
+        end = f"; ending the other {others}" if others else self._reason(child)
+        self._tell(f"{child.name} (process {child.pid}) {child.fate}{end}")
         self._buried = bool(others)
 
     def _repeat_blame(self) -> None:
@@ -269,8 +269,12 @@ class Job:
         if not self._buried or child is None or living or self._stop is not None:
             return
         self._buried = False
+        self._tell(f"the job ended because {child.name} {child.fate}{self._reason(child)}")
+
+    def _reason(self, child: Child) -> str:
+        """Return the end of a line about a rank that has failed: its error, if it is known."""
         reason = self._leader.reason(child.rank) if self._leader is not None else ""
-        self._tell(f"the job ended because {child.name} {child.fate}{': ' * bool(reason)}{reason}")
+        return f": {reason}" if reason else ""
 
     def _tell(self, text: str) -> None:
         """Write a line of our own, from any thread."""

@@ -31,7 +31,13 @@ from allreduce.cluster.mpi import pmi
 from allreduce.cluster.process import traces
 from allreduce.cluster.store import ENDING, VICTIM
 from allreduce.cluster.world import World
-from allreduce.errors import AllreduceError, PeerLostError, UsageError, is_interrupt
+from allreduce.errors import (
+    AllreduceError,
+    MismatchError,
+    PeerLostError,
+    UsageError,
+    is_interrupt,
+)
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 INTERRUPT = "an interrupt"  # the reason that a program gives for its end
@@ -188,11 +194,11 @@ class Watch:
         return [f"ending.{self._job_id}.{rank}" for rank in ranks if rank != self._world.rank]
 
     def _say_victim(self, error: BaseException | None) -> None:
-        """Tell the launcher if this rank ends because another one was lost."""
+        """Tell the launcher if this rank ends because another one was lost, or has raised."""
         if not self._launched or self._world is None:
             return
         chain = [] if error is None else traces.causes(error)
-        if any(isinstance(each, PeerLostError) for each in chain):
+        if any(map(_comes_from_another, chain)):
             with contextlib.suppress(AllreduceError):  # the leader is gone, too
                 self._world.store.set(VICTIM, b"")
 
@@ -309,6 +315,12 @@ def failure() -> str:
         "ValueError: ... (train.py:12)", or "".
     """
     return _failure or next(filter(None, (watch.ending() for watch in _watches)), "")
+
+
+def _comes_from_another(error: BaseException) -> bool:
+    """Return whether an error reports the end, or repeats the error, of another rank."""
+    repeats = isinstance(error, MismatchError) and error.everywhere
+    return repeats or isinstance(error, PeerLostError)
 
 
 def interrupted() -> bool:
