@@ -14,6 +14,7 @@ from zlib import crc32
 import numpy as np
 from allreduce.strategies.arena_link import ArenaLink
 from allreduce.strategies.base import Strategy
+from allreduce.strategies.fit_client import FitClient, late
 from allreduce.strategies.hybrid import HybridStrategy
 from allreduce.strategies.server_options import ServerOptions, find_workers
 from allreduce.strategies.server_state import ServerState, assigned_variables
@@ -23,7 +24,7 @@ from allreduce import settings
 from allreduce.cluster.host.address import split
 from allreduce.devices import logical_devices
 from allreduce.devices.options import start_logging
-from allreduce.errors import TimeoutError, UnsupportedError, UsageError
+from allreduce.errors import UnsupportedError, UsageError
 from allreduce.events import logger
 from allreduce.graph import device
 from allreduce.graph.core import seed
@@ -33,12 +34,11 @@ from allreduce.graph.trace.replica import Replica, StepInfo
 from allreduce.graph.trace.signature import Arguments
 from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.arena_plan import ArenaPlan
-from allreduce.parameters.dealing import TRAIN, Answer, FitSpec
+from allreduce.parameters.dealing import Answer, FitSpec
 from allreduce.server.parameter_client import ParameterServer, connect_all
 from allreduce.training.dealt_fit import Report
 
 _made = count()  # strategies of this process; programs that are the same make the same ones
-_MOST_FITS = 1 << 20  # of one strategy
 
 
 class ParameterServerStrategy(Strategy):
@@ -133,15 +133,19 @@ class ParameterServerStrategy(Strategy):
         self._links: dict[int, ArenaLink] = {}  # by id of the plan
         self._assigned = False  # whether the program has assigned since the latest step
         self._number = next(_made)
-        self._fit = self._number * _MOST_FITS  # the number of the call of `fit`
-        self._spec: FitSpec | None = None
-        self._share: dict[str, Any] | None = None  # of the synchronous update, in `fit`
-        self._known: list[tuple[dict[str, Any], Sequence[np.ndarray]]] = []  # sums of epochs
-        self._taken = True  # whether the latest share's gradient was used
         self._contributed = -1  # the latest update that a loop of the program's own has given to
         self._update = -1  # the synchronous update whose parameters are here
         secret = read.secret or b""
         self._servers = connect_all(self.cluster, self.name, secret, self.timeout, self._join)
+        self._fit = FitClient(
+            self._servers[0],
+            name=self.name,
+            is_chief=self.is_chief,
+            workers=len(self._tasks),
+            is_sync=self._is_sync,
+            timeout=self.timeout,
+            strategy=self._number,
+        )
         for server in self._servers:  # all of them, so that one that is missing is named at once
             server.call("status", {})
 
@@ -206,9 +210,10 @@ class ParameterServerStrategy(Strategy):
         self._send_changes()
         if not links:
             self.refresh(slots=False)
-        elif self._share is not None and self._update != self._share["update"]:
-            self._pull(self._share["after"], self._share["update"])
-        elif self._share is None and self._is_sync:
+        elif (share := self._fit.share) is not None:
+            if self._update != share["update"]:
+                self._pull(share["after"], share["update"])
+        elif self._is_sync:
             self._await_update()
         for table in self._tables.values():
             table.discard()  # what a step has left that was not taken
@@ -254,7 +259,7 @@ class ParameterServerStrategy(Strategy):
         reply, _ = first.finish(tick)
         while reply["ahead"]:
             if time.monotonic() > deadline:
-                raise self._late()
+                raise late(self._servers[0], self.name, self.timeout)
             reply, _ = first.call("tick", {**fields, "again": True})
 
     def _push_all(self, links: Sequence[ArenaLink]) -> None:
@@ -323,7 +328,7 @@ class ParameterServerStrategy(Strategy):
 
     def _contribute(self, links: Sequence[ArenaLink]) -> None:
         """Add gradients to the synchronous update under way, or drop them if they are late."""
-        share, first = self._share, self._servers[0]
+        share, first = self._fit.share, self._servers[0]
         if share is None:  # a loop of the program's own
             offered, _ = first.call("offer", {"update": self._update})
             self._contributed = self._update
@@ -331,10 +336,7 @@ class ParameterServerStrategy(Strategy):
                 self._give(links, self._update, offered["share"], offered["of"])
                 first.call("deliver", {"share": offered["share"]})
             return
-        if share["asks"]:
-            fields = {"fit": self._fit, "part": share["part"], "update": share["update"]}
-            self._taken = first.call("claim", fields)[0].get("taken", False)
-        if self._taken:
+        if self._fit.claim():
             self._give(links, share["update"], share["part"], share["of"])
 
     def _await_update(self) -> None:
@@ -347,7 +349,7 @@ class ParameterServerStrategy(Strategy):
             if not reply["wait"]:
                 break
             if time.monotonic() > deadline:
-                raise self._late()
+                raise late(self._servers[0], self.name, self.timeout)
         if reply["update"] != self._update:
             self._pull(reply["after"], reply["update"])
 
@@ -398,26 +400,8 @@ class ParameterServerStrategy(Strategy):
                 "gradient_accumulation with synchronous parameter servers: a larger batch_size "
                 "does the same, as an update takes gradients of several workers anyway"
             )
-        self._fit, self._spec, self._known = self._fit + 1, spec, []
         self._send_changes()
-        self._begin()
-
-    def _begin(self, *, again: bool = False) -> None:
-        """Begin a call of `fit`, or again after a restart of the first server."""
-        assert self._spec is not None
-        arrays = [each for _, found in self._known for each in found]
-        fields = {"again": again, "known": [each for each, _ in self._known]}
-        fields |= {"fit": self._fit, "spec": self._spec.as_json(), "is_chief": self.is_chief}
-        fields |= {"workers": len(self._tasks), "task": self.name}
-        waited = 0.0
-        while self._servers[0].call("begin", fields, arrays)[0].get("wait"):
-            waited += 1.0
-            if waited >= self.timeout:
-                raise TimeoutError(
-                    f"[parameter server] {self.name}: the chief has not called fit (number "
-                    f"{self._fit % _MOST_FITS}) within {self.timeout:g} s; run the same program on "
-                    "all workers"
-                )
+        self._fit.begin(spec)
 
     def ask(self, seen: int, stops: bool, done: Report | None) -> Answer:
         """Report a part, and ask what to do next; see `training.dealt_fit.Dealer`."""
@@ -425,37 +409,7 @@ class ParameterServerStrategy(Strategy):
         if done is not None:
             for state in self._states:
                 state.publish()
-        fields: dict[str, Any] = {"fit": self._fit, "seen": seen, "stops": stops}
-        fields["is_chief"] = self.is_chief
-        arrays: Sequence[np.ndarray] = ()
-        if done is not None:
-            fields["done"], arrays = done
-        deadline = time.monotonic() + self.timeout
-        while True:
-            reply, found = self._servers[0].call("next", fields, arrays)
-            fields.pop("done", None)
-            arrays = ()
-            if reply.get("unknown"):
-                self._begin(again=True)
-            elif reply["what"] != "wait":
-                break
-            elif time.monotonic() > deadline:
-                raise self._late()
-        self._taken, self._share = True, None
-        if reply["what"] == TRAIN and self._is_sync:
-            self._share = dict(reply)
-        answer = Answer(reply.pop("what"), reply, list(found))
-        if answer.what == "epoch":
-            self._known.append((answer.fields, answer.arrays))
-        return answer
-
-    def _late(self) -> TimeoutError:
-        status, _ = self._servers[0].call("status", {})
-        living = ", ".join(status["workers"])
-        return TimeoutError(
-            f"[parameter server] {self.name}: nothing to do within {self.timeout:g} s; "
-            f"the workers that live are {living}: start the missing ones (--restarts does)"
-        )
+        return self._fit.ask(seen, stops, done)
 
     def status(self) -> dict[str, Any]:
         """Return what the servers have counted.
@@ -478,7 +432,7 @@ class ParameterServerStrategy(Strategy):
 
     def end_fit(self) -> None:
         """Read the values of the end; the chief reports what the servers have counted."""
-        self._share = None
+        self._fit.end()
         self.refresh(slots=self.is_chief)
         if not self.is_chief:
             return
@@ -503,7 +457,7 @@ class ParameterServerStrategy(Strategy):
 
     def was_taken(self) -> bool:
         """Return whether the latest part's gradients were used."""
-        return self._taken
+        return self._fit.taken
 
     def close(self) -> None:
         """End the connections to the servers; no more steps can run."""
