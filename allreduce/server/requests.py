@@ -39,12 +39,16 @@ class Requests:
         for channel in list(self._channels.values()):
             channel.leave()
 
-    def channel(self, task: str, address: str) -> Channel:
-        """Return the data connection to a task; opens a new one if it was lost."""
+    def channel(self, task: str, address: str, timeout: float | None = None) -> Channel:
+        """Return the data connection to a task; opens a new one if it was lost.
+
+        `timeout` is the time in seconds for that, by default the session's.
+        """
         known = self._channels.get(task)
         if known is not None and not known.ended:
             return known
-        peer = Peer(address, self._secret, self._timeout, task)
+        limit = self._timeout if timeout is None else timeout
+        peer = Peer(address, self._secret, limit, task)
         channel = peer.open(self._name, self._take, self._lose, is_clients=True)
         peer.close()
         self._channels[task] = channel

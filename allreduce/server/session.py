@@ -38,7 +38,7 @@ from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.update import UpdateRule
 from allreduce.keywords import Refusing, explain
 from allreduce.server import task_pb2 as pb
-from allreduce.server.channel import Answer, Channel
+from allreduce.server.channel import DEAD_SECONDS, Answer, Channel
 from allreduce.server.connect import Peer
 from allreduce.server.encode import configured, encode
 from allreduce.server.requests import Requests, described_error, has_failed
@@ -202,7 +202,12 @@ class Session(Refusing):
         """Return for each task of the cluster whether it answers the master.
 
         A lost task has 2 s to answer, and a connected one, which may have been stopped, 6 s.
+
+        Raises:
+            PeerLostError, TimeoutError: The master does not answer within 6 s.
         """
+        self._check()
+        self._requests.channel(self._master.name, self._master.address, DEAD_SECONDS)
         reply, _ = self._ask(self._master.name, pb.Frame(kind=pb.Frame.TASKS))
         pairs = (each.rpartition("=") for each in reply.names)
         return {task: bool(int(lives)) for task, _, lives in pairs}
