@@ -222,9 +222,9 @@ print("SAMPLES", batch * steps / (time.perf_counter() - start), flush=True)
 
 def tensorflow(steps: int) -> float:
     """Run the same training with TensorFlow; returns its samples per second."""
-    from allreduce.cluster.launcher.cluster_job import _free_ports
+    from allreduce.cluster.launcher.cluster_job import free_ports
 
-    ports = iter(_free_ports(4))
+    ports = iter(free_ports(4))
     jobs = {"chief": 1, "ps": 1, "worker": 2}
     cluster = {job: [f"127.0.0.1:{next(ports)}" for _ in range(n)] for job, n in jobs.items()}
     started: list[subprocess.Popen[str]] = []

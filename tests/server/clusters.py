@@ -5,22 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 
 import allreduce as ar
+from allreduce.cluster.launcher.cluster_job import free_ports
 from allreduce.cluster.spec import ClusterSpec
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback interface that nothing listens at."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def describe(jobs: Mapping[str, int]) -> ClusterSpec:

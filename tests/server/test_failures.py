@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 
 import allreduce as ar
+from allreduce.cluster.launcher.cluster_job import free_ports
 from allreduce.devices import DeviceName, logical_devices
 from allreduce.errors import PeerLostError, TimeoutError, UnsupportedError, UsageError
 from allreduce.graph.core import op_table
 from allreduce.server import worker
 from allreduce.server.rendezvous import RemoteRendezvous
-from tests.server.clusters import describe, free_ports, serving
+from tests.server.clusters import describe, serving
 
 X = np.ones((4, 2), np.float32)
 PS, FIRST, SECOND = "/job:ps/task:0/cpu:0", "/job:worker/task:0/cpu:0", "/job:worker/task:1/cpu:0"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from allreduce.cluster.host.address import LOOPBACK
 from allreduce.cluster.launcher.children import NO_LEADER, Child, spawn
@@ -13,6 +15,8 @@ from allreduce.cluster.launcher.output import Relay
 from allreduce.cluster.spec import ClusterSpec
 from allreduce.errors import UsageError
 
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")  # of outgoing connections
+_FIRST_PORT = 10_000
 SERVING = ("ps",)  # jobs whose tasks run a server instead of the program
 
 
@@ -52,7 +56,7 @@ class ClusterJob(Job):
         grace: float,
         restarts: int = 0,
     ) -> None:
-        ports = _free_ports(sum(jobs.values()))
+        ports = free_ports(sum(jobs.values()))
         spec = {job: [f"{LOOPBACK}:{ports.pop()}" for _ in range(n)] for job, n in jobs.items()}
         self._cluster = ClusterSpec(spec)
         self._tasks = [(job, task) for job, task, _ in self._cluster]
@@ -115,12 +119,24 @@ class ClusterJob(Job):
         return ", ".join(child.name for child in children)
 
 
-def _free_ports(count: int) -> list[int]:
-    """Return ports of the loopback interface that nothing listens at."""
-    sockets = [socket.socket() for _ in range(count)]
+def free_ports(count: int) -> list[int]:
+    """Return ports of the loopback interface that nothing listens at.
+
+    They are none of those that the kernel gives to outgoing connections: such a connection could
+    take one before its task listens there.
+    """
+    lowest = int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else _FIRST_PORT
+    candidates = list(range(_FIRST_PORT, lowest))
+    random.SystemRandom().shuffle(candidates)
+    sockets: list[socket.socket] = []
     try:
-        for each in sockets:
-            each.bind((LOOPBACK, 0))
+        while len(sockets) < count:
+            made = socket.socket()
+            sockets.append(made)
+            try:
+                made.bind((LOOPBACK, candidates.pop() if candidates else 0))
+            except OSError:
+                sockets.pop().close()
         return [each.getsockname()[1] for each in sockets]
     finally:
         for each in sockets:
