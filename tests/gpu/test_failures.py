@@ -46,7 +46,7 @@ pids = comm.all_gather_object(os.getpid())
 
 def call():
     if comm.rank == 2:
-        if what == "dies":
+        if what.startswith("dies"):
             os._exit(3)
         if what == "stops":
             (folder / "2").write_text("stopped")
@@ -59,6 +59,10 @@ def call():
     if what == "reads":
         comm.all_reduce(x[:2], async_op=True)
         return devices.read(x)
+    if what == "dies, host":
+        comm.all_reduce(x, async_op=True)
+        time.sleep(0.3)  # the thread finds the death first
+        comm.barrier()
     comm.all_reduce(x)
 
 try:
@@ -69,7 +73,7 @@ except ar.AllreduceError as error:
 (folder / f"part.{comm.rank}").write_text(said)
 (folder / f"part.{comm.rank}").rename(folder / str(comm.rank))
 until = time.monotonic() + 20  # a launcher ends all ranks when the first one has ended
-while not all((folder / str(rank)).exists() for rank in range(2 + (what != "dies"))):
+while not all((folder / str(rank)).exists() for rank in range(2 + (not what.startswith("dies")))):
     assert time.monotonic() < until
     time.sleep(0.01)
 if what == "stops":
@@ -98,6 +102,13 @@ def fail(folder: Path, launcher: str, what: str) -> list[str]:
 def test_a_dead_rank_is_named_on_all(launcher: str, tmp_path: Path) -> None:
     for rank, text in enumerate(fail(tmp_path, launcher, "dies")):
         assert re.match(rf"PeerLostError: \[\w+\] rank {rank}: rank 2 ", text), text
+
+
+@SIMULATED
+def test_a_call_on_the_host_raises_the_cause_too(tmp_path: Path) -> None:
+    for text in fail(tmp_path, "run", "dies, host"):
+        assert text.startswith("PeerLostError"), text
+        assert "rank 2" in text
 
 
 @SIMULATED

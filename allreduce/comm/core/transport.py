@@ -235,6 +235,14 @@ class Transport(ABC):
     def check_alive(self) -> None:
         """Raise if the communicator has ended: first the cause, later `ClosedError`."""
 
+    def cause(self) -> AllreduceError | None:
+        """Return why the communicator is dead; a use still raises that, and not `ClosedError`."""
+        try:
+            self.check_alive()
+        except AllreduceError as error:
+            return error
+        return None
+
     @abstractmethod
     def empty(self, nbytes: int) -> NDArray[np.uint8]:
         """Allocate symmetric memory: one part per member, mapped by all; a collective call."""
@@ -249,7 +257,7 @@ class Transport(ABC):
         """
 
     def end(self, finding: Finding) -> None:
-        """As `abort`, for a fault that was found outside; the others raise the finding's error."""
+        """As `abort`, for a fault that was found outside; all members raise the finding's error."""
         self.abort(str(finding), interrupted=finding.interrupted)
 
     @abstractmethod

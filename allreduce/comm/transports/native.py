@@ -144,6 +144,12 @@ class NativeTransport(Transport, Generic[N]):
         if self.dead:
             raise self._error()
 
+    def cause(self) -> AllreduceError | None:
+        with self._lock:
+            if self._failure is not None:
+                return dead(self._reporter.where, self._failure, self._finding)
+        return None if self.verdict() is None else self._reporter.error()
+
     def verdict(self) -> tuple[str, int] | None:
         """Return fault and culprit of a dead communicator, or None."""
         found = self._reporter.group.culprit()
@@ -330,19 +336,17 @@ class NativeTransport(Transport, Generic[N]):
             return dead(self._reporter.where, str(self._failure), self._finding)
 
     def abort(self, reason: str, *, interrupted: bool = False) -> None:
-        if not self.inherited:
-            finding = Finding("aborted", reason, interrupted=interrupted)
-            self._abort(finding, f"this member aborted it: {reason}")
-
-    def end(self, finding: Finding) -> None:
-        if not self.inherited:
-            self._abort(finding, str(finding))
-
-    def _abort(self, finding: Finding, text: str) -> None:
+        if self.inherited:
+            return
+        finding = Finding("aborted", reason, interrupted=interrupted)
         self._kill(encode(finding))
         with self._lock:
             if self._failure is None:
-                self._failure, self._finding = text, finding
+                self._failure, self._finding = f"this member aborted it: {reason}", finding
+
+    def end(self, finding: Finding) -> None:
+        if not self.inherited:
+            self._kill(encode(finding))
 
     def close_inherited(self) -> None:
         self._lock = threading.RLock()  # another thread of the parent may hold it

@@ -41,7 +41,7 @@ from allreduce.comm.transports.hierarchical.levels import (
 from allreduce.comm.transports.hierarchical.plan import plan_hierarchical
 from allreduce.comm.transports.hierarchical.wait_monitor import WaitMonitor
 from allreduce.comm.transports.tcp.transport import TcpWork
-from allreduce.errors import ClosedError, Finding, UsageError
+from allreduce.errors import AllreduceError, ClosedError, Finding, UsageError
 
 # A wait in mpi also drives the host's calls, which need this thread; tcp calls need none.
 _URGENCY = ("mpi", "shared", "tcp")
@@ -138,6 +138,11 @@ class HierarchicalTransport(Transport):
         if self.dead:
             self._end()
             self._control.check_alive()
+
+    def cause(self) -> AllreduceError | None:
+        if self.dead:
+            self._end()
+        return self._control.cause()
 
     @property
     def ended(self) -> bool:

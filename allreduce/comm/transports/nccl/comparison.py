@@ -110,6 +110,11 @@ class CallComparison:
                 else:
                     raise self._mismatch(self._differing)
 
+    @property
+    def differs(self) -> bool:
+        """Whether calls are being compared, or have been found to differ."""
+        return self._round is not None or self._differing is not None
+
     def absent(self) -> list[int]:
         """Return the members that have not taken part in the current round."""
         found = getattr(self._round, "absent", None)

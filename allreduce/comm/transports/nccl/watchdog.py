@@ -189,18 +189,11 @@ class Watch:
     def _find(self) -> None:
         self._drop_ended()
         self._compare()
-        try:
-            self._control.check_alive()
-        except MismatchError:  # another member has found it; this one finds the whole texts
-            until = time.monotonic() + _NEWS_SECONDS
-            while time.monotonic() < until:
-                self._compare()
-                time.sleep(_POLL_SECONDS)
-            raise
+        self._look_at_control()
         status = self.member.status()
         if status and status != "InProgress":
             self._ask(_NEWS_SECONDS)
-            self._control.check_alive()
+            self._look_at_control()
             raise ClosedError(f"{self._where}: NCCL reported {status}; its log says more")
         if not self._calls:
             return
@@ -218,6 +211,18 @@ class Watch:
             logger.warning(
                 "%s has waited %.0f s in %s: %s", self._where, waited, oldest.text, missing
             )
+
+    def _look_at_control(self) -> None:
+        """Raise the failure of the control plane, which stays for the thread that waits there."""
+        error = self._control.cause()
+        if isinstance(error, MismatchError) and self._comparison is not None:
+            # Another member has found different calls; this one finds their whole texts.
+            until = time.monotonic() + _NEWS_SECONDS
+            while self._comparison.differs and time.monotonic() < until:
+                self._compare()
+                time.sleep(_POLL_SECONDS)
+        if error is not None:
+            raise error
 
     def _ask(self, seconds: float) -> None:
         """Ask the store whether a process has died."""
