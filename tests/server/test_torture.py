@@ -49,6 +49,7 @@ def cluster() -> Iterator[tuple[ClusterSpec, dict[str, subprocess.Popen[str]]]]:
 
 
 @pytest.mark.torture
+@pytest.mark.timeout(2400)
 def test_random_kills_and_stops_of_each_role(
     cluster: tuple[ClusterSpec, dict[str, subprocess.Popen[str]]],
 ) -> None:
