@@ -214,9 +214,10 @@ def _check_nothing_left(secret: str, scratch: Path, shared: set[str]) -> None:
 def _shared_memory() -> set[str]:
     """Return the names of shared memory that no process has, for no job's processes live on.
 
-    Those of MPI are left out, which only other tests' jobs have.
+    Those of MPI and of the stand-in for NCCL are left out, which only other tests' jobs have.
     """
-    names = {name for name in os.listdir("/dev/shm") if not name.startswith("mpich")}
+    others = ("mpich", "standin-nccl")
+    names = {name for name in os.listdir("/dev/shm") if not name.startswith(others)}
     for place in Path("/proc").glob("[0-9]*/maps") if names else ():
         with contextlib.suppress(OSError):
             names -= set(re.findall(r" /dev/shm/(\S+)", place.read_text(errors="replace")))
