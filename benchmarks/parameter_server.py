@@ -1,9 +1,11 @@
-"""Parameter servers: samples per second, push and pull, tables; TensorFlow in turns, if installed.
+"""Parameter servers: samples per second, push and pull, tables.
 
-    python benchmarks/parameter_server.py [--rounds 3] [--quick]
+    python benchmarks/parameter_server.py            # alone
+    python benchmarks/parameter_server.py --peers    # in turns with TensorFlow
 
 1. An MLP 784-1024-1024-10, batch 128, one server and two workers of one thread each, asynchronous
-   and synchronous; beside TensorFlow's ParameterServerStrategy with ClusterCoordinator.
+   and synchronous; with --peers beside TensorFlow's ParameterServerStrategy and ClusterCoordinator,
+   which gets a virtual environment outside of the checkout.
 2. Push and pull of 20 M parameters with Adam, as a share of the bandwidth of memory. Counted on
    paper: the worker's copies of gradients and parameters (2 times read and write), Adam's pass (4
    reads, 3 writes), and the server's copy of the parameters (read and write), 13 words a parameter.
@@ -19,13 +21,13 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from environments import DEFAULT_FOLDER, Environments
+from trainers import TRAINERS
 
 ROOT = Path(__file__).resolve().parent.parent
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -148,6 +150,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--worker", nargs=3, help="what, and its two arguments (internal)")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peers", action="store_true", help="measure TensorFlow, too")
+    parser.add_argument("--environments", type=Path, default=DEFAULT_FOLDER)
     parser.add_argument("--quick", action="store_true", help="small, to see that it runs")
     options = parser.parse_args()
     if options.worker:
@@ -158,15 +162,16 @@ def main() -> None:
     steps, count, rows = (
         (20, 1_000_000, 100_000) if options.quick else (200, 20_000_000, 10_000_000)
     )
-    peer = find_spec("tensorflow") is not None
-    if not peer:
-        print("TensorFlow is not installed: figures are ours alone")
+    python = None
+    if options.peers:
+        packages = TRAINERS["tensorflow"].packages
+        python = Environments(options.environments).made("tensorflow", *packages)
     for _ in range(options.rounds):
         for update in ("async", "sync"):
             found = launch("ps=1,worker=2", "--worker", "train", update, str(steps))
             print(f"MLP {update}: {found['samples_per_second']:,.0f} samples/s")
-        if peer:
-            print(f"MLP TensorFlow: {tensorflow(steps):,.0f} samples/s")
+        if python is not None:
+            print(f"MLP TensorFlow: {tensorflow(python, steps):,.0f} samples/s")
         found = launch("ps=1,worker=1", "--worker", "push", str(count), "10")
         print(
             f"push and pull of {count:,}: {found['seconds'] * 1e3:.1f} ms, "
@@ -180,82 +185,33 @@ def main() -> None:
         )
 
 
-_PEER = """
-import json, os, sys, time
-import numpy as np
-import tensorflow as tf
-tf.config.threading.set_intra_op_parallelism_threads(1)
-tf.config.threading.set_inter_op_parallelism_threads(2)
-resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-if resolver.task_type in ("worker", "ps"):
-    tf.distribute.Server(resolver.cluster_spec(), job_name=resolver.task_type,
-                         task_index=resolver.task_id, protocol="grpc").join()
-strategy = tf.distribute.ParameterServerStrategy(resolver)
-coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-sizes, batch, steps = json.loads(sys.argv[1])
-with strategy.scope():
-    layers = [tf.keras.layers.Dense(n, activation="relu") for n in sizes[1:-1]]
-    layers = [tf.keras.Input((sizes[0],)), *layers, tf.keras.layers.Dense(sizes[-1])]
-    model = tf.keras.Sequential(layers)
-    optimizer = tf.keras.optimizers.Adam()
-    optimizer.build(model.trainable_variables)
-    loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-x = tf.random.normal((batch, sizes[0]))
-y = tf.random.uniform((batch,), 0, sizes[-1], tf.int32)
-@tf.function
-def step():
-    def run():
-        with tf.GradientTape() as tape:
-            loss = loss_of(y, model(x, training=True))
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
-        return loss
-    return strategy.run(run)
-for turn in range(2):
-    start = time.perf_counter()
-    for _ in range(steps):
-        coordinator.schedule(step)
-    coordinator.join()
-print("SAMPLES", batch * steps / (time.perf_counter() - start), flush=True)
-"""
-
-
-def tensorflow(steps: int) -> float:
+def tensorflow(python: Path, steps: int) -> float:
     """Run the same training with TensorFlow; returns its samples per second."""
     from allreduce.cluster.launcher.cluster_job import free_ports
 
     ports = iter(free_ports(4))
     jobs = {"chief": 1, "ps": 1, "worker": 2}
     cluster = {job: [f"127.0.0.1:{next(ports)}" for _ in range(n)] for job, n in jobs.items()}
+    program = ROOT / "benchmarks" / "peers" / "tensorflow_parameter_server.py"
+    given = json.dumps([SIZES, BATCH, steps])
     started: list[subprocess.Popen[str]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "peer.py"
-        program.write_text(_PEER)
-        given = json.dumps([SIZES, BATCH, steps])
-        try:
-            for job, index in (("ps", 0), ("worker", 0), ("worker", 1), ("chief", 0)):
-                task = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
-                environment = {
-                    **os.environ,
-                    **THREADS,
-                    "TF_CONFIG": task,
-                    "TF_CPP_MIN_LOG_LEVEL": "3",
-                }
-                pipe = subprocess.PIPE if job == "chief" else subprocess.DEVNULL
-                started.append(
-                    subprocess.Popen(
-                        [sys.executable, str(program), given],
-                        stdout=pipe,
-                        stderr=subprocess.DEVNULL,
-                        text=True,
-                        env=environment,
-                    )
+    try:
+        for job, index in (("ps", 0), ("worker", 0), ("worker", 1), ("chief", 0)):
+            task = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
+            started.append(
+                subprocess.Popen(
+                    [str(python), str(program), given],
+                    stdout=subprocess.PIPE if job == "chief" else subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                    env={**os.environ, **THREADS, "TF_CONFIG": task, "TF_CPP_MIN_LOG_LEVEL": "3"},
                 )
-            out, _ = started[-1].communicate(timeout=300)
-        finally:
-            for each in started:
-                each.kill()
-                each.wait()
+            )
+        out, _ = started[-1].communicate(timeout=300)
+    finally:
+        for each in started:
+            each.kill()
+            each.wait()
     return float(out.rpartition("SAMPLES ")[2].split()[0])
 
 
