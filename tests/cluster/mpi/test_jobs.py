@@ -171,7 +171,7 @@ def test_a_library_that_does_not_know_the_launcher_leaves_no_shared_memory(tmp_p
     result = run(mpirun(2, path), deadline=15)
     assert result.code == 1
     made = [Path(line) for line in result.out.splitlines()]
-    assert len(made) == 2
+    assert made  # both, unless the first one ended the job before the second had begun
     assert not [name for name in made if name.exists()]
 
 
