@@ -14,7 +14,7 @@ from allreduce.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """The options of `ParameterServerStrategy`, which says what they mean; equal on all workers."""
+    """The options of `ParameterServerStrategy`, which documents them; all workers have the same."""
 
     update: str
     replicas_to_aggregate: int

@@ -301,6 +301,14 @@ class Device(ABC):
         with self._owning:
             return list(self._own.values())
 
+    def order_behind_all(self, stream: Stream) -> None:
+        """Have a stream wait for all work that the device's other streams have been given."""
+        for other in self.streams():
+            if other is not stream:
+                event = self.event()
+                other.record(event)
+                stream.wait(event)
+
     @abstractmethod
     def event(self) -> Event:
         """Make an event that has not been recorded yet."""

@@ -1,4 +1,4 @@
-"""Operators on a GPU give what they give on a CPU, with their gradients, through the library."""
+"""Operators and their gradients have the same values on a GPU as on a CPU."""
 
 from __future__ import annotations
 

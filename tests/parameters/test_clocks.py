@@ -1,4 +1,4 @@
-"""Bounded staleness: who waits for whom."""
+"""Bounded staleness: a worker waits if it is too far ahead of the slowest one."""
 
 from __future__ import annotations
 

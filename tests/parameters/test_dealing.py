@@ -1,4 +1,4 @@
-"""Every row of an epoch counts once, whoever dies; synchronous updates take what they should."""
+"""Each row of an epoch counts once, also if workers die; updates drop stale gradients."""
 
 from __future__ import annotations
 

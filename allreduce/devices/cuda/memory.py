@@ -124,7 +124,7 @@ class Pool:
                 self._in_use.append((event, address, size))
 
     def trim(self) -> None:
-        """Free the blocks that are not in use, but for small ones, whose slabs stay."""
+        """Free the blocks that are not in use; the slabs of small blocks stay."""
         with self._lock:
             for size, addresses in self._idle.items():
                 while addresses and size > _SMALL:

@@ -34,7 +34,7 @@ class Embedding(Layer):
     """
 
     embeddings: Variable
-    anchor: Variable  # in the place of the vectors, where `table` has them
+    anchor: Variable  # stands for the vectors in optimizers, if `table` holds them
     table: RemoteTable | None = None  # with parameter servers, which hold the vectors
 
     def __init__(

@@ -105,11 +105,7 @@ class NcclMember:
         with self._order:
             self._enter()
             if not ordered:
-                for other in self.device.streams():
-                    if other is not self.stream:
-                        event = self.device.event()
-                        other.record(event)
-                        self.stream.wait(event)
+                self.device.order_behind_all(self.stream)
             yield
 
     def enqueue(self, calls: Sequence[PreparedOnDevice], *, ordered: bool = False) -> Event:

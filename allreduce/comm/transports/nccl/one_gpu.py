@@ -146,11 +146,7 @@ class OneGpuMember:
             raise ClosedError(f"{self.where}: the communicator was aborted")
         with self._order:
             if not ordered:
-                for other in self.device.streams():
-                    if other is not self.stream:
-                        event = self.device.event()
-                        other.record(event)
-                        self.stream.wait(event)
+                self.device.order_behind_all(self.stream)
             ready = self.device.event()
             self.stream.record(ready)
             self.stream.wait(self._meeting.meet(self, _Offer(calls, ready)))
