@@ -36,7 +36,8 @@ class Facts(NamedTuple):
 
     def pack(self) -> NDArray[np.uint8]:
         """Encode in `FACT_BYTES`."""
-        data = json.dumps([self.gpu, self.version, self.missing[:_TEXT], self.part]).encode()
+        missing = self.missing[:_TEXT].encode("ascii", "replace").decode()  # a byte each
+        data = json.dumps([self.gpu, self.version, missing, self.part]).encode()
         return np.frombuffer(data.ljust(FACT_BYTES)[:FACT_BYTES], np.uint8)
 
     @staticmethod

@@ -143,7 +143,10 @@ class CallComparison:
         made = self._calls[0]
         first = made.calls[0]
         facts = [first.collective, first.op, first.dtype, first.count, first.root]
-        data = json.dumps([*facts, made.text, site_text(*made.place)[-TEXT_BYTES:]]).encode()
+        texts = [made.text, site_text(*made.place)[-TEXT_BYTES:]]
+        # In ASCII: JSON would write other characters as six bytes, and the text would be cut.
+        shown = [each.encode("ascii", "replace").decode() for each in texts]
+        data = json.dumps([*facts, *shown]).encode()
         self._own_text[:] = np.frombuffer(data.ljust(_TEXT_BYTES)[:_TEXT_BYTES], np.uint8)
         self._round = self._gather(self._own_text, self._texts, "name the calls that differ")
 
