@@ -212,7 +212,7 @@ class Watch:
             listener(reason)
         if self._launched and self._world is not None:
             with contextlib.suppress(AllreduceError):  # the leader is gone
-                self._world.store.set(ENDING, reason.encode()[:_REASON_BYTES])
+                self._world.store.set(ENDING, reason.encode(errors="replace")[:_REASON_BYTES])
         # The end of the connection informs the others.
         abandon: Any = getattr(self._world and self._world.store, "abandon", None)
         if abandon is not None:

@@ -31,7 +31,9 @@ def text(error: BaseException) -> str:
 
 def summary(error: BaseException) -> str:
     """Write an error in one line: "ValueError: no such file (train.py:12, in read)"."""
-    named = traceback.format_exception_only(error)[0].partition("\n")[0]
+    lines = traceback.format_exception_only(error)
+    # A SyntaxError's first lines are the place, indented.
+    named = next(each for each in lines if not each.startswith(" ")).partition("\n")[0]
     place = users_line(error)
     return named if place is None else f"{named} ({place})"
 

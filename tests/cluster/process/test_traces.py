@@ -29,3 +29,9 @@ def test_causes_are_told_once_each() -> None:
     assert "in _fails\n" in said
     assert "direct cause" in said
     assert said.endswith("RuntimeError: so it ends\n")
+
+
+def test_a_syntax_error_is_summed_up_by_its_message_not_by_its_place() -> None:
+    with pytest.raises(SyntaxError) as found:
+        compile("x = = 1", "train.py", "exec")
+    assert traces.summary(found.value).startswith("SyntaxError: invalid syntax")
