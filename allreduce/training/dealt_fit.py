@@ -192,10 +192,11 @@ class _Run:
         model, hooks = self._model, self._hooks
         totals = Totals(model.replicator, model.state_values)
         rows = slice(answer.fields["start"], answer.fields["stop"])
-        for batch in self._batches(VALIDATE, rows, self._spec.test_batch_size):
-            hooks.call("on_test_batch_begin", self._step)
+        batches = self._batches(VALIDATE, rows, self._spec.test_batch_size)
+        for step, batch in enumerate(batches):
+            hooks.call("on_test_batch_begin", step)
             totals.add(run(model, model.test_function, batch))
-            hooks.call("on_test_batch_end", self._step, logs=totals.means)
+            hooks.call("on_test_batch_end", step, logs=totals.means)
         return _report(answer, totals)
 
     def _rows(self, answer: Answer) -> slice | np.ndarray:

@@ -111,7 +111,7 @@ def binary_crossentropy(
         y_true: 0 or 1, or probabilities between; `(batch, n)` or `(batch,)`.
         y_pred: Of the same shape: the probability of 1.
         from_logits: Whether `y_pred` are logits, before a sigmoid.
-        label_smoothing: Moves labels source_address 1/2: 0 becomes half of it.
+        label_smoothing: Moves labels towards 1/2: 0 becomes half of it.
 
     Raises:
         ShapeError: The shapes differ.
