@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     from allreduce.graph.replicate.function import (
         function,  # from the package, mypy would take the module
     )
-    from allreduce.server.device_setter import device_setter
-    from allreduce.server.server import Server
-    from allreduce.server.session import Session
+    from allreduce.server.client.device_setter import device_setter
+    from allreduce.server.client.session import Session
+    from allreduce.server.task.server import Server
     from allreduce.strategies import MirroredStrategy, MultiWorkerMirroredStrategy, Strategy
     from allreduce.strategies.coordinator import ClusterCoordinator
     from allreduce.strategies.parameter_server import ParameterServerStrategy
@@ -153,9 +153,9 @@ _HOMES = {
         "scan",
         "set_seed",
     ),
-    "allreduce.server.device_setter": ("device_setter",),
-    "allreduce.server.server": ("Server",),
-    "allreduce.server.session": ("Session",),
+    "allreduce.server.client.device_setter": ("device_setter",),
+    "allreduce.server.task.server": ("Server",),
+    "allreduce.server.client.session": ("Session",),
     "allreduce.strategies": ("MirroredStrategy", "MultiWorkerMirroredStrategy", "Strategy"),
     "allreduce.strategies.coordinator": ("ClusterCoordinator",),
     "allreduce.strategies.parameter_server": ("ParameterServerStrategy",),

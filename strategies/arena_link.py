@@ -12,8 +12,8 @@ from allreduce.errors import TimeoutError
 from allreduce.events import logger
 from allreduce.graph.update.arena_plan import ArenaPlan
 from allreduce.parameters.partition import Part, cut
-from allreduce.server.encode import sendable
-from allreduce.server.parameter_client import Call, ParameterServer
+from allreduce.server.client.parameter_client import Call, ParameterServer
+from allreduce.server.protocol.encode import sendable
 
 _OWN = ("iterations", "_arena_plans")  # attributes of an optimizer that are no settings
 

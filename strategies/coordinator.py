@@ -21,9 +21,9 @@ from allreduce.errors import (
 from allreduce.events import logger
 from allreduce.graph import device
 from allreduce.graph.core import pytree
-from allreduce.server.device_setter import device_setter
-from allreduce.server.server import Server
-from allreduce.server.session import Session
+from allreduce.server.client.device_setter import device_setter
+from allreduce.server.client.session import Session
+from allreduce.server.task.server import Server
 
 _LOOK_SECONDS = 0.5
 

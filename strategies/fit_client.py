@@ -10,7 +10,7 @@ import numpy as np
 
 from allreduce.errors import TimeoutError
 from allreduce.parameters.dealing import TRAIN, Answer, FitSpec
-from allreduce.server.parameter_client import ParameterServer
+from allreduce.server.client.parameter_client import ParameterServer
 from allreduce.training.dealt_fit import Report
 
 MOST_FITS = 1 << 20  # of one strategy

@@ -23,7 +23,7 @@ from allreduce.graph.replicate.compiled import Compiled
 from allreduce.graph.trace.replica import StepInfo
 from allreduce.graph.trace.signature import Arguments
 from allreduce.graph.trace.variable import Variable
-from allreduce.server.parameter_client import connect_all
+from allreduce.server.client.parameter_client import connect_all
 
 _made = count()  # strategies of this process; programs that are the same make the same ones
 

@@ -35,7 +35,7 @@ from allreduce.graph.trace.signature import Arguments
 from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.arena_plan import ArenaPlan
 from allreduce.parameters.dealing import Answer, FitSpec
-from allreduce.server.parameter_client import ParameterServer, connect_all
+from allreduce.server.client.parameter_client import ParameterServer, connect_all
 from allreduce.training.dealt_fit import Report
 
 _made = count()  # strategies of this process; programs that are the same make the same ones

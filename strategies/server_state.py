@@ -14,8 +14,8 @@ from allreduce.graph.replicate.compiled import Compiled
 from allreduce.graph.trace.variable import Variable
 from allreduce.optim.sgd import SGD
 from allreduce.parameters.partition import Part
-from allreduce.server.encode import sendable
-from allreduce.server.parameter_client import ParameterServer
+from allreduce.server.client.parameter_client import ParameterServer
+from allreduce.server.protocol.encode import sendable
 
 
 def assigned_variables(compiled: Compiled) -> list[Variable]:

@@ -14,8 +14,8 @@ from allreduce.strategies.arena_link import settings_of
 from allreduce.errors import TimeoutError, UnsupportedError
 from allreduce.events import logger
 from allreduce.parameters.table import SortedRows, add_duplicates, row_ranges
-from allreduce.server.encode import sendable
-from allreduce.server.parameter_client import Call, ParameterServer
+from allreduce.server.client.parameter_client import Call, ParameterServer
+from allreduce.server.protocol.encode import sendable
 
 _PATIENCE_SECONDS = 10.0  # for the rows of other workers, which are in the same step
 # The index of a server, its part of the numbers, and its reply.

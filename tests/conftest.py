@@ -28,7 +28,7 @@ LONGEST = (
     "tests/strategies/test_lifetime.py",
     "tests/comm/transports/hierarchical/test_transport.py",
     "tests/devices/test_budget.py",
-    "tests/server/test_session.py",
+    "tests/server/client/test_session.py",
     "tests/benchmarks/test_collectives.py",
     "tests/strategies/test_agreement.py",
 )

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from allreduce.errors import AllreduceError
-from allreduce.server.server import Server
+from allreduce.server.task.server import Server
 
 
 def serve(

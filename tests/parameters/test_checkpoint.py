@@ -15,7 +15,7 @@ from allreduce.parameters.checkpoint import Contents, Writer
 from allreduce.parameters.partition import cut
 from allreduce.parameters.service import ParameterService
 from allreduce.reduction import lay_out
-from allreduce.server.encode import configured
+from allreduce.server.protocol.encode import configured
 
 LAYOUT = lay_out([("table", (100, 4)), ("bias", (3,))], "float32")
 WHOLE = np.arange(LAYOUT.size, dtype=np.float32)

@@ -21,8 +21,8 @@ from allreduce.cluster.launcher.cluster_job import free_ports
 from allreduce.devices import DeviceName, logical_devices
 from allreduce.errors import PeerLostError, TimeoutError, UnsupportedError, UsageError
 from allreduce.graph.core import op_table
-from allreduce.server import worker
-from allreduce.server.rendezvous import RemoteRendezvous
+from allreduce.server.task import worker
+from allreduce.server.task.rendezvous import RemoteRendezvous
 from tests.server.clusters import describe, serving
 
 X = np.ones((4, 2), np.float32)

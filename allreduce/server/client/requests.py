@@ -10,9 +10,9 @@ import numpy as np
 import allreduce.errors as errors
 from allreduce.errors import AllreduceError, InternalError, PeerLostError, TimeoutError
 from allreduce.events import logger
-from allreduce.server import task_pb2 as pb
-from allreduce.server.channel import Answer, Channel
-from allreduce.server.connect import Peer
+from allreduce.server.protocol import task_pb2 as pb
+from allreduce.server.protocol.channel import Answer, Channel
+from allreduce.server.protocol.connect import Peer
 
 
 class Requests:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from allreduce.server import task_pb2 as pb
-from allreduce.server.channel import Channel
+from allreduce.server.protocol import task_pb2 as pb
+from allreduce.server.protocol.channel import Channel
 
 Received = queue.Queue[Sequence[np.ndarray]]
 

@@ -23,10 +23,10 @@ from allreduce.graph.trace.replica import Replica, StepInfo
 from allreduce.graph.trace.variable import Variable
 from allreduce.optim import registry
 from allreduce.optim.base import Optimizer
-from allreduce.server import task_pb2 as pb
-from allreduce.server.channel import Channel
-from allreduce.server.encode import Configuration, Description, decode
-from allreduce.server.rendezvous import RemoteRendezvous, lost
+from allreduce.server.protocol import task_pb2 as pb
+from allreduce.server.protocol.channel import Channel
+from allreduce.server.protocol.encode import Configuration, Description, decode
+from allreduce.server.task.rendezvous import RemoteRendezvous, lost
 
 
 class StaleError(AllreduceError):

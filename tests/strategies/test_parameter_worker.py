@@ -14,9 +14,9 @@ from allreduce.strategies import parameter_server
 
 import allreduce as ar
 from allreduce.errors import TimeoutError, UnsupportedError, UsageError
-from allreduce.server.parameter_client import connect_all
+from allreduce.server.client.parameter_client import connect_all
 from tests.server.clusters import describe
-from tests.server.small_models import data, with_table, words
+from tests.strategies.small_models import data, with_table, words
 
 Worker = Callable[..., ar.ParameterServerStrategy]
 LOSS = "sparse_categorical_crossentropy"

@@ -20,10 +20,10 @@ from allreduce.devices.names import DeviceName
 from allreduce.errors import ClosedError, JoinError, PeerLostError, TimeoutError
 from allreduce.events import logger
 from allreduce.graph.partition.tasks import task_name
-from allreduce.server.channel import BEAT_SECONDS, DEAD_SECONDS, Channel, Handle
-from allreduce.server.connect import Peer
-from allreduce.server.data_handshake import accept
-from allreduce.server.mpi_messages import MpiMessages
+from allreduce.server.protocol.channel import BEAT_SECONDS, DEAD_SECONDS, Channel, Handle
+from allreduce.server.protocol.connect import Peer
+from allreduce.server.protocol.data_handshake import accept
+from allreduce.server.protocol.mpi_messages import MpiMessages
 
 _THREADS = 16  # that ask tasks whether they live
 _ASK_SECONDS = 0.2

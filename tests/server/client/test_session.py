@@ -21,8 +21,8 @@ from allreduce.errors import (
     TimeoutError,
     UsageError,
 )
-from allreduce.server import task_pb2 as pb
-from allreduce.server.connect import PROTOCOL, prove_call
+from allreduce.server.protocol import task_pb2 as pb
+from allreduce.server.protocol.connect import PROTOCOL, prove_call
 from tests.server.clusters import describe, processes, serving, start_task, task_command
 
 X = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)

@@ -26,13 +26,13 @@ from allreduce.events import logger
 from allreduce.graph.partition.tasks import task_name
 from allreduce.keywords import Refusing
 from allreduce.parameters.service import ParameterService
-from allreduce.server import task_pb2 as pb
-from allreduce.server import task_pb2_grpc
-from allreduce.server.channel import Channel
-from allreduce.server.connect import OPTIONS
-from allreduce.server.connections import Connections
-from allreduce.server.service import Service, failure
-from allreduce.server.worker import Worker
+from allreduce.server.protocol import task_pb2 as pb
+from allreduce.server.protocol import task_pb2_grpc
+from allreduce.server.protocol.channel import Channel
+from allreduce.server.protocol.connect import OPTIONS
+from allreduce.server.task.connections import Connections
+from allreduce.server.task.service import Service, failure
+from allreduce.server.task.worker import Worker
 
 _THREADS = 16  # for registering; steps have the threads of their connection
 _POLL_SECONDS = 0.5  # seconds, between looks whether a task is up, or has ended

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from allreduce.errors import PeerLostError, UnsupportedError
-from allreduce.server import channel
-from allreduce.server import task_pb2 as pb
-from allreduce.server.channel import Answer, Channel
-from tests.server.connected import connected
+from allreduce.server.protocol import channel
+from allreduce.server.protocol import task_pb2 as pb
+from allreduce.server.protocol.channel import Answer, Channel
+from tests.server.protocol.connected import connected
 
 
 def test_a_frame_may_have_thousands_of_arrays() -> None:

@@ -15,14 +15,14 @@ from allreduce.cluster.leader.rpc import grpc
 from allreduce.devices.names import DeviceName
 from allreduce.errors import AllreduceError, PeerLostError
 from allreduce.graph.partition.tasks import task_name
-from allreduce.server import task_pb2 as pb
-from allreduce.server import task_pb2_grpc
-from allreduce.server.channel import DEAD_SECONDS
-from allreduce.server.connect import PROTOCOL, Peer, prove_call
-from allreduce.server.connections import Connections
-from allreduce.server.encode import decode, encode
-from allreduce.server.master import named_tasks, plan
-from allreduce.server.worker import Worker
+from allreduce.server.protocol import task_pb2 as pb
+from allreduce.server.protocol import task_pb2_grpc
+from allreduce.server.protocol.channel import DEAD_SECONDS
+from allreduce.server.protocol.connect import PROTOCOL, Peer, prove_call
+from allreduce.server.protocol.encode import decode, encode
+from allreduce.server.task.connections import Connections
+from allreduce.server.task.master import named_tasks, plan
+from allreduce.server.task.worker import Worker
 
 
 class Service(task_pb2_grpc.TaskServicer):

@@ -17,11 +17,11 @@ from allreduce.cluster.leader.proof import NONCE_BYTES, digest, proves
 from allreduce.cluster.leader.rpc import grpc
 from allreduce.errors import ClosedError, JoinError, TimeoutError
 from allreduce.events import logger
-from allreduce.server import task_pb2 as pb
-from allreduce.server import task_pb2_grpc
-from allreduce.server.channel import Channel, Handle
-from allreduce.server.data_handshake import HANDSHAKE_SECONDS, connect
-from allreduce.server.mpi_messages import MpiMessages
+from allreduce.server.protocol import task_pb2 as pb
+from allreduce.server.protocol import task_pb2_grpc
+from allreduce.server.protocol.channel import Channel, Handle
+from allreduce.server.protocol.data_handshake import HANDSHAKE_SECONDS, connect
+from allreduce.server.protocol.mpi_messages import MpiMessages
 
 PROTOCOL = 3
 MOST_MESSAGE_BYTES = (1 << 31) - 1  # constants travel inside of graphs

@@ -13,14 +13,14 @@ import pytest
 
 import allreduce as ar
 from tests.harness import ROOT
-from tests.server.small_models import with_table, words
+from tests.strategies.small_models import with_table, words
 
 # Fifty updates of 4 shares, on four replicas or by parameter servers; the weights go to a file.
 EQUAL = """
 import sys
 import numpy as np
 import allreduce as ar
-from tests.server.small_models import data, model_in
+from tests.strategies.small_models import data, model_in
 
 ar.set_seed(3)
 if "mirrored" in sys.argv:
@@ -87,7 +87,7 @@ def test_synchronous_updates_equal_those_of_mirrored_replicas(tmp_path: Path) ->
 # Tables on two servers, dense variables on the workers.
 HYBRID = """
 import allreduce as ar
-from tests.server.small_models import with_table, words
+from tests.strategies.small_models import with_table, words
 
 strategy = ar.ParameterServerStrategy(dense="all_reduce", timeout=60)
 x, y = words()
@@ -116,7 +116,7 @@ def test_dense_variables_may_stay_on_the_workers(tmp_path: Path) -> None:
 KILLS = """
 import os, signal, sys, time
 import allreduce as ar
-from tests.server.small_models import data, model_in, pid_of
+from tests.strategies.small_models import data, model_in, pid_of
 
 ar.set_seed(3)
 strategy = ar.ParameterServerStrategy(

@@ -15,10 +15,10 @@ import numpy as np
 from allreduce.cluster.spec import ClusterSpec
 from allreduce.errors import ClosedError, JoinError, PeerLostError, TimeoutError
 from allreduce.events import logger
-from allreduce.server import task_pb2 as pb
-from allreduce.server.channel import Answer, Channel
-from allreduce.server.connect import Peer
-from allreduce.server.requests import raise_failure
+from allreduce.server.client.requests import raise_failure
+from allreduce.server.protocol import task_pb2 as pb
+from allreduce.server.protocol.channel import Answer, Channel
+from allreduce.server.protocol.connect import Peer
 
 _LOOK_SECONDS = 0.5
 _RETRY_SECONDS = 0.1

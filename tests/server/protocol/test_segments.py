@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from allreduce.server import segments
-from allreduce.server import task_pb2 as pb
-from tests.server.connected import Ends, connected
+from allreduce.server.protocol import segments
+from allreduce.server.protocol import task_pb2 as pb
+from tests.server.protocol.connected import Ends, connected
 
 LARGE = segments.SMALLEST // 4  # elements
 

@@ -24,9 +24,9 @@ import numpy as np
 
 from allreduce.errors import PeerLostError, UnsupportedError
 from allreduce.events import logger
-from allreduce.server import mpi_messages, segments
-from allreduce.server import task_pb2 as pb
-from allreduce.server.mpi_messages import MpiMessages
+from allreduce.server.protocol import mpi_messages, segments
+from allreduce.server.protocol import task_pb2 as pb
+from allreduce.server.protocol.mpi_messages import MpiMessages
 
 BEAT_SECONDS = 2.0
 DEAD_SECONDS = 6.0  # without a byte

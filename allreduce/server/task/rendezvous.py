@@ -12,8 +12,8 @@ from allreduce.devices.names import DeviceName
 from allreduce.errors import PeerLostError
 from allreduce.graph.partition.rendezvous import Key, LocalRendezvous, Rendezvous
 from allreduce.graph.partition.tasks import task_of_device
-from allreduce.server import task_pb2 as pb
-from allreduce.server.channel import Channel
+from allreduce.server.protocol import task_pb2 as pb
+from allreduce.server.protocol.channel import Channel
 
 _ENDED_STEPS = 1024  # of which late values are dropped
 

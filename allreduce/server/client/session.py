@@ -37,11 +37,11 @@ from allreduce.graph.trace.trace import HOST, Trace, check_outside, recording
 from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.update import UpdateRule
 from allreduce.keywords import Refusing, explain
-from allreduce.server import task_pb2 as pb
-from allreduce.server.channel import DEAD_SECONDS, Answer, Channel
-from allreduce.server.connect import Peer
-from allreduce.server.encode import configured, encode
-from allreduce.server.requests import Requests, described_error, has_failed
+from allreduce.server.client.requests import Requests, described_error, has_failed
+from allreduce.server.protocol import task_pb2 as pb
+from allreduce.server.protocol.channel import DEAD_SECONDS, Answer, Channel
+from allreduce.server.protocol.connect import Peer
+from allreduce.server.protocol.encode import configured, encode
 
 # The master waits up to the timeout for tasks, then as long for their answers; beyond that, it
 # connects to them.

@@ -22,7 +22,7 @@ from allreduce.graph.trace.subgraph import Body
 from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.update import UpdateRule
 from allreduce.optim import registry
-from allreduce.server import task_pb2 as pb
+from allreduce.server.protocol import task_pb2 as pb
 
 # Dataclasses that attributes of nodes consist of.
 _RECORDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Body, Part, Printed, Windows)}

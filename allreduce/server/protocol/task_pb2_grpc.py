@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from allreduce.server import task_pb2 as allreduce_dot_server_dot_task__pb2
+from allreduce.server.protocol import task_pb2 as allreduce_dot_server_dot_protocol_dot_task__pb2
 
 GRPC_GENERATED_VERSION = '1.72.2'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + f' but the generated code in allreduce/server/task_pb2_grpc.py depends on'
+        + f' but the generated code in allreduce/server/protocol/task_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,18 +36,18 @@ class TaskStub(object):
         """
         self.Hello = channel.unary_unary(
                 '/allreduce.server.Task/Hello',
-                request_serializer=allreduce_dot_server_dot_task__pb2.HelloRequest.SerializeToString,
-                response_deserializer=allreduce_dot_server_dot_task__pb2.HelloReply.FromString,
+                request_serializer=allreduce_dot_server_dot_protocol_dot_task__pb2.HelloRequest.SerializeToString,
+                response_deserializer=allreduce_dot_server_dot_protocol_dot_task__pb2.HelloReply.FromString,
                 _registered_method=True)
         self.RegisterGraph = channel.unary_unary(
                 '/allreduce.server.Task/RegisterGraph',
-                request_serializer=allreduce_dot_server_dot_task__pb2.RegisterGraphRequest.SerializeToString,
-                response_deserializer=allreduce_dot_server_dot_task__pb2.RegisterGraphReply.FromString,
+                request_serializer=allreduce_dot_server_dot_protocol_dot_task__pb2.RegisterGraphRequest.SerializeToString,
+                response_deserializer=allreduce_dot_server_dot_protocol_dot_task__pb2.RegisterGraphReply.FromString,
                 _registered_method=True)
         self.RegisterPart = channel.unary_unary(
                 '/allreduce.server.Task/RegisterPart',
-                request_serializer=allreduce_dot_server_dot_task__pb2.RegisterPartRequest.SerializeToString,
-                response_deserializer=allreduce_dot_server_dot_task__pb2.RegisterPartReply.FromString,
+                request_serializer=allreduce_dot_server_dot_protocol_dot_task__pb2.RegisterPartRequest.SerializeToString,
+                response_deserializer=allreduce_dot_server_dot_protocol_dot_task__pb2.RegisterPartReply.FromString,
                 _registered_method=True)
 
 
@@ -81,18 +81,18 @@ def add_TaskServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Hello': grpc.unary_unary_rpc_method_handler(
                     servicer.Hello,
-                    request_deserializer=allreduce_dot_server_dot_task__pb2.HelloRequest.FromString,
-                    response_serializer=allreduce_dot_server_dot_task__pb2.HelloReply.SerializeToString,
+                    request_deserializer=allreduce_dot_server_dot_protocol_dot_task__pb2.HelloRequest.FromString,
+                    response_serializer=allreduce_dot_server_dot_protocol_dot_task__pb2.HelloReply.SerializeToString,
             ),
             'RegisterGraph': grpc.unary_unary_rpc_method_handler(
                     servicer.RegisterGraph,
-                    request_deserializer=allreduce_dot_server_dot_task__pb2.RegisterGraphRequest.FromString,
-                    response_serializer=allreduce_dot_server_dot_task__pb2.RegisterGraphReply.SerializeToString,
+                    request_deserializer=allreduce_dot_server_dot_protocol_dot_task__pb2.RegisterGraphRequest.FromString,
+                    response_serializer=allreduce_dot_server_dot_protocol_dot_task__pb2.RegisterGraphReply.SerializeToString,
             ),
             'RegisterPart': grpc.unary_unary_rpc_method_handler(
                     servicer.RegisterPart,
-                    request_deserializer=allreduce_dot_server_dot_task__pb2.RegisterPartRequest.FromString,
-                    response_serializer=allreduce_dot_server_dot_task__pb2.RegisterPartReply.SerializeToString,
+                    request_deserializer=allreduce_dot_server_dot_protocol_dot_task__pb2.RegisterPartRequest.FromString,
+                    response_serializer=allreduce_dot_server_dot_protocol_dot_task__pb2.RegisterPartReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -120,8 +120,8 @@ class Task(object):
             request,
             target,
             '/allreduce.server.Task/Hello',
-            allreduce_dot_server_dot_task__pb2.HelloRequest.SerializeToString,
-            allreduce_dot_server_dot_task__pb2.HelloReply.FromString,
+            allreduce_dot_server_dot_protocol_dot_task__pb2.HelloRequest.SerializeToString,
+            allreduce_dot_server_dot_protocol_dot_task__pb2.HelloReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -147,8 +147,8 @@ class Task(object):
             request,
             target,
             '/allreduce.server.Task/RegisterGraph',
-            allreduce_dot_server_dot_task__pb2.RegisterGraphRequest.SerializeToString,
-            allreduce_dot_server_dot_task__pb2.RegisterGraphReply.FromString,
+            allreduce_dot_server_dot_protocol_dot_task__pb2.RegisterGraphRequest.SerializeToString,
+            allreduce_dot_server_dot_protocol_dot_task__pb2.RegisterGraphReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -174,8 +174,8 @@ class Task(object):
             request,
             target,
             '/allreduce.server.Task/RegisterPart',
-            allreduce_dot_server_dot_task__pb2.RegisterPartRequest.SerializeToString,
-            allreduce_dot_server_dot_task__pb2.RegisterPartReply.FromString,
+            allreduce_dot_server_dot_protocol_dot_task__pb2.RegisterPartRequest.SerializeToString,
+            allreduce_dot_server_dot_protocol_dot_task__pb2.RegisterPartReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from allreduce.server.channel import DEAD_SECONDS
+from allreduce.server.protocol.channel import DEAD_SECONDS
 from tests.harness import ROOT
 
 ROUNDS = int(os.environ.get("ROUNDS", "100"))
@@ -22,7 +22,7 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 import allreduce as ar
-from tests.server.small_models import data, model_in
+from tests.strategies.small_models import data, model_in
 
 ar.set_seed(3)
 folder = Path(sys.argv[2])

@@ -1,0 +1,1 @@
+"""The side of a program that uses a cluster: sessions, requests, placement of variables."""

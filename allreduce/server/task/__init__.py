@@ -1,0 +1,1 @@
+"""The side of one task of a cluster: its server, its connections, its parts of graphs."""
