@@ -49,6 +49,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         *("partition", "passes", "update", "execute", "eager", "inspect", "replicate"),
     ),
     "nn": ("core", "losses", "metrics", "layers", "models"),
+    "server": ("protocol", "client", "task"),
 }
 
 # Where packages are read from: (folder in the repository, what it is imported as).
