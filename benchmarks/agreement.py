@@ -15,9 +15,9 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-import ours
-from cases import MIB, Case, size_name
-from contest import Timing, hold
+from measure import ours
+from measure.cases import MIB, Case, size_name
+from measure.contest import Timing, hold
 
 from allreduce.comm import Communicator, init
 

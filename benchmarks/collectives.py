@@ -30,17 +30,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import comparison
-import report
-from cases import COLLECTIVES, DTYPES, LEFT_OUT, Case, add_arguments, selected, size_name
-from contest import ORDINARY, PROBE, Contestant, Timing, dump, hold
 from drive import drive
-from environments import DEFAULT_FOLDER
+from measure.cases import COLLECTIVES, DTYPES, LEFT_OUT, Case, add_arguments, selected, size_name
+from measure.contest import ORDINARY, PROBE, Contestant, Timing, dump, hold
+from measure.environments import DEFAULT_FOLDER
+from measure.revision import current
 from peers import PEERS
-from revision import current
+from reports import comparison, report
 
 if TYPE_CHECKING:
-    from probe import Probe
+    from probe.probe import Probe
 
     from allreduce.comm import Communicator
 
@@ -49,7 +48,7 @@ _RESULTS = Path(__file__).resolve().parent / "results"
 
 def take_part(options: argparse.Namespace) -> None:
     """Measure as one of the ranks that a launcher started; rank 0 reports."""
-    from probe import Probe
+    from probe.probe import Probe
 
     from allreduce.comm import init, world
 
@@ -77,7 +76,7 @@ def take_part(options: argparse.Namespace) -> None:
 
 def _possible(comm: Communicator, options: argparse.Namespace) -> list[str]:
     """Return which of the wanted collectives the communicator has."""
-    import ours
+    from measure import ours
 
     if comm.size == 1:
         raise SystemExit(
@@ -98,7 +97,7 @@ def _contestants(
     comm: Communicator, case: Case, dtypes: Sequence[str], by_mpi: bool, probe: Probe | None
 ) -> list[Contestant]:
     """Make all that take turns in one case; a collective call."""
-    import ours
+    from measure import ours
 
     made = []
     for dtype in dict.fromkeys(("float32", *dtypes)):

@@ -9,14 +9,14 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import comparison
-import jobs
-from cases import LEFT_OUT
-from comparison import Run
-from contest import Timing, load
-from environments import Environments
+from measure import jobs
+from measure.cases import LEFT_OUT
+from measure.contest import Timing, load
+from measure.environments import Environments
+from measure.revision import current
 from peers import OVER_SOCKETS, PEERS, Peer
-from revision import current
+from reports import comparison
+from reports.comparison import Run
 
 _HERE = Path(__file__).resolve().parent
 _TYPES_SMALLEST = 1 << 20  # bytes; below, latency decides, which knows no types

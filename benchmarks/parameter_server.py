@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from environments import DEFAULT_FOLDER, Environments
+from measure.environments import DEFAULT_FOLDER, Environments
 from trainers import TRAINERS
 
 ROOT = Path(__file__).resolve().parent.parent

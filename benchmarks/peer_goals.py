@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from cases import KIB, MIB, size_name
-from comparison import Comparison
-from contest import EMPTY, ORDINARY, PRIVATE_PROBE
+from measure.cases import KIB, MIB, size_name
+from measure.contest import EMPTY, ORDINARY, PRIVATE_PROBE
+from reports.comparison import Comparison
 
 _RESULTS = Path(__file__).resolve().parent / "results"
 _PEERS = ("Open MPI", "MPICH", "Intel MPI", "gloo")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from report import Row, summarize, write
+from reports.report import Row, summarize, write
 
 import allreduce as ar
 from allreduce.devices import DeviceName

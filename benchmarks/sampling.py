@@ -25,9 +25,9 @@ import time
 from pathlib import Path
 
 import numpy as np
-from cases import COLLECTIVES, Array, Case
-from contest import EMPTY, ORDINARY, Contestant
-from jobs import run
+from measure.cases import COLLECTIVES, Array, Case
+from measure.contest import EMPTY, ORDINARY, Contestant
+from measure.jobs import run
 
 # perf's: share, user or kernel, function; with columns of what it has not sampled
 _ROW = re.compile(r"\s*([\d.]+)%\s+\[(.)\]\s+(.+?)(?:\s+-)*\s*$")
@@ -60,7 +60,7 @@ class Rounds:
 
 def take_part(options: argparse.Namespace) -> None:
     """Do rounds as one of the ranks; rank 0 is sampled, and reports."""
-    import ours
+    from measure import ours
 
     from allreduce.comm import init
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from environments import DEFAULT_FOLDER, Environments
+from measure.environments import DEFAULT_FOLDER, Environments
 from trainers import TRAINERS
 
 import allreduce as ar

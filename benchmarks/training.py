@@ -21,12 +21,9 @@ import sys
 from collections.abc import Container
 from pathlib import Path
 
-import alternation
-import goals
-import jobs
-import revision
-import standings
-from environments import DEFAULT_FOLDER, Environments
+from measure import alternation, jobs, revision
+from measure.environments import DEFAULT_FOLDER, Environments
+from reports import goals, standings
 from trainers import HERE, TRAINERS
 from workloads import WORKLOADS
 

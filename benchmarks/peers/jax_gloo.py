@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from cases import Array, Case
-from contest import Contestant
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from measure.cases import Array, Case
+from measure.contest import Contestant
 
 from peers import PEERS
 from peers.own_processes import run

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
-from cases import Array, Case
-from contest import Contestant
+from measure.cases import Array, Case
+from measure.contest import Contestant
 
 from peers import PEERS
 from peers.own_processes import run

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from cases import Array, Case
-from contest import Contestant
+from measure.cases import Array, Case
+from measure.contest import Contestant
 from mpi4py import MPI
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from cases import Array, Case, add_arguments, selected
-from contest import Contestant, Timing, dump, hold
+from measure.cases import Array, Case, add_arguments, selected
+from measure.contest import Contestant, Timing, dump, hold
 
 from peers import PEERS
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from cases import Array, Case
-from contest import Contestant
+from measure.cases import Array, Case
+from measure.contest import Contestant
 
 from peers import PEERS
 from peers.own_processes import run

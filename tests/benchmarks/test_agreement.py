@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 
-from environments import REPOSITORY
+from measure.environments import REPOSITORY
 
 from tests.cluster.processes import run
 

@@ -6,7 +6,7 @@ import argparse
 
 import numpy as np
 import pytest
-from cases import COLLECTIVES, DTYPES, MIB, Array, Case, add_arguments, selected, size_name
+from measure.cases import COLLECTIVES, DTYPES, MIB, Array, Case, add_arguments, selected, size_name
 
 from allreduce.comm import Communicator
 from tests.harness import run_threads

@@ -10,8 +10,8 @@ from pathlib import Path
 import collectives
 import drive
 import pytest
-from contest import EMPTY, ORDINARY, PRIVATE_PROBE, PROBE
-from environments import REPOSITORY, Environments
+from measure.contest import EMPTY, ORDINARY, PRIVATE_PROBE, PROBE
+from measure.environments import REPOSITORY, Environments
 from peers import PEERS, Peer
 
 from tests.cluster.processes import run
@@ -54,8 +54,8 @@ import sys
 sys.path.insert(0, {str(Path(SCRIPT).parent)!r})
 import numpy as np
 from allreduce.comm import init
-from cases import Case
-from probe import WAYS, Probe
+from measure.cases import Case
+from probe.probe import WAYS, Probe
 
 with init() as comm:
     probe = Probe(comm)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import comparison
-import picture
 import pytest
-from comparison import Run, compare, type_rates
-from contest import EMPTY, ORDINARY, PRIVATE_PROBE, PROBE, Timing
-from revision import Revision
+from measure.contest import EMPTY, ORDINARY, PRIVATE_PROBE, PROBE, Timing
+from measure.revision import Revision
+from reports import comparison, picture
+from reports.comparison import Run, compare, type_rates
 
 MIB = 1 << 20
 NOW = Revision("2026-01-01T00:00:00Z", "abc1234")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import Array, Case
-from contest import FEWEST, Contestant, Timing, balanced_order, dump, hold, load, p99
+from measure.cases import Array, Case
+from measure.contest import FEWEST, Contestant, Timing, balanced_order, dump, hold, load, p99
 
 CASE = Case("all_reduce", "float32", 1, 64)
 

@@ -6,8 +6,8 @@ import sys
 import time
 from pathlib import Path
 
-import jobs
 import pytest
+from measure import jobs
 
 
 def _python(program: str) -> list[str]:

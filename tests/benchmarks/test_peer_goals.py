@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import comparison
 import peer_goals
-from comparison import Run
-from contest import EMPTY, ORDINARY, PRIVATE_PROBE, Timing
-from revision import Revision
+from measure.contest import EMPTY, ORDINARY, PRIVATE_PROBE, Timing
+from measure.revision import Revision
+from reports import comparison
+from reports.comparison import Run
 
 MIB = 1 << 20
 

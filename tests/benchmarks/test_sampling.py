@@ -7,7 +7,7 @@ import shutil
 import sys
 
 import pytest
-from environments import REPOSITORY
+from measure.environments import REPOSITORY
 from sampling import shares
 
 from tests.cluster.processes import run

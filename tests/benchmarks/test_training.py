@@ -8,17 +8,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import alternation
-import goals
-import jobs
 import numpy as np
 import pytest
-import standings
 import training
-from alternation import Measured
-from environments import REPOSITORY
-from goals import Figure, Standing
-from revision import Revision
+from measure import alternation, jobs
+from measure.alternation import Measured
+from measure.environments import REPOSITORY
+from measure.revision import Revision
+from reports import goals, standings
+from reports.goals import Figure, Standing
 from trainers import TRAINERS
 from workloads import WORKLOADS
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from cases import Array, Case
-from contest import EMPTY, ORDINARY, Contestant
 
 from allreduce.comm import Communicator
 from allreduce.comm.calls.call import DTYPES
+from measure.cases import Array, Case
+from measure.contest import EMPTY, ORDINARY, Contestant
 
 
 def carries(dtype: str) -> bool:

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
-import picture
-import report
-from goals import Figure, Standing
-from revision import Revision
+from measure.revision import Revision
 from workloads import WORKLOADS
+
+from reports import picture, report
+from reports.goals import Figure, Standing
 
 Row = TypeVar("Row", Standing, Figure)
 Rows = tuple[list[Standing], list[Figure]]

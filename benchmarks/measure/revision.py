@@ -6,7 +6,7 @@ import subprocess
 import time
 from dataclasses import dataclass
 
-from environments import REPOSITORY
+from measure.environments import REPOSITORY
 
 _MEASURED = ("allreduce", "strategies", "kernels", "benchmarks/*.py")  # not the results themselves
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from alternation import Measured
-from revision import Revision
+from measure.alternation import Measured
+from measure.revision import Revision
 from trainers import TRAINERS
 from workloads import WORKLOADS
 

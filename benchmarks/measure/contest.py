@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cases import Array, Case
+
+from measure.cases import Array, Case
 
 WARM_UP, FEWEST, MOST = 5, 10, 4000  # runs
 EMPTY, ORDINARY = "comm.empty", "ordinary"  # ours

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import picture
-import report
-from cases import Case, size_name
-from contest import EMPTY, ORDINARY, PRIVATE_PROBE, PROBE, Timing
-from revision import Revision
+from measure.cases import Case, size_name
+from measure.contest import EMPTY, ORDINARY, PRIVATE_PROBE, PROBE, Timing
+from measure.revision import Revision
+
+from reports import picture, report
 
 Place = tuple[str, int, int]  # collective, ranks, bytes
 _OURS = (EMPTY, ORDINARY, PROBE, PRIVATE_PROBE)

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from cases import Array, Case
-from contest import PRIVATE_PROBE, PROBE, Contestant
+from measure.cases import Array, Case
+from measure.contest import PRIVATE_PROBE, PROBE, Contestant
 
 from allreduce.comm import Communicator
 

@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import picture
-from contest import p99
+from measure.contest import p99
 from rich.console import Console
 from rich.table import Table
+
+from reports import picture
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from peers import Peer
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 DEFAULT_FOLDER = Path("~/.cache/allreduce-bench").expanduser()
 _OURS = ("allreduce", "strategies", "kernels", "pyproject.toml", "README.md")  # makes the wheel
 _NEEDED = ("numpy", "ml_dtypes")  # bfloat16 arrays are ml_dtypes'

@@ -21,12 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jobs
-from contest import p99
 from trainers import TRAINERS
 from workloads.base import Workload
 
-_HERE = Path(__file__).resolve().parent
+from measure import jobs
+from measure.contest import p99
+
+_BENCHMARKS = Path(__file__).resolve().parents[1]
 _START_SECONDS = 120.0  # for all of a side's processes to be there
 _CHECKED, _FEWEST = 5, 3  # steps
 _WARM_UP = 2  # steps of each turn that are not counted: others had the caches before
@@ -116,7 +117,7 @@ class _Side:
     def _run(self, commands: Sequence[Sequence[str]], trainer: str, deadline: float) -> None:
         environ = {**_ONE_THREAD, **dict(TRAINERS[trainer].settings)}
         try:
-            jobs.run(commands, environ=environ, cwd=_HERE, deadline=deadline)
+            jobs.run(commands, environ=environ, cwd=_BENCHMARKS, deadline=deadline)
         except jobs.JobError as error:
             self._error = error
 
@@ -192,7 +193,7 @@ def _commands(
 ) -> list[list[str]]:
     ports = [str(each) for each in jobs.free_ports(ranks)]
     told = [trainer, workload.name, "--address", address, "--ports", *ports]
-    script = [str(_HERE / "side.py"), *told]
+    script = ["-m", "measure.side", *told]
     if TRAINERS[trainer].in_one:
         return [[str(python), *script]]
     if trainer != "ours" or ranks == 1:

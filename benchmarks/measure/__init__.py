@@ -1,0 +1,1 @@
+"""Measure a case: its contestants, their processes and environments."""

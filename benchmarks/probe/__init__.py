@@ -1,0 +1,1 @@
+"""The machine's limit: native code that moves and adds what a collective does."""

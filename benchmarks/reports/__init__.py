@@ -1,0 +1,1 @@
+"""Report what was measured: tables, JSON, pictures, and goals."""
