@@ -6,9 +6,11 @@ an update takes the first gradients that come, and drops the others.
 
 from __future__ import annotations
 
+import threading
+
 
 class Aggregation:
-    """Counts the shares of one synchronous update after the other. Not safe for several threads.
+    """Counts the shares of synchronous updates, one after the other; safe from several threads.
 
     Args:
         size: The number of gradients in an update (`replicas_to_aggregate`).
@@ -28,8 +30,9 @@ class Aggregation:
         self.update, self.latest = first, -1
         self.needed = 0
         self.dropped = 0
-        self._accepted: dict[int, str] = {}  # the worker of each share of the update
+        self._accepted: dict[int, str] = {}  # the worker of each share; "" if it has died
         self._done: set[int] = set()  # those of them that all servers have
+        self._lock = threading.Lock()
 
     @property
     def has_backups(self) -> bool:
@@ -46,39 +49,53 @@ class Aggregation:
         Args:
             left: How many shares there are at most.
         """
-        self.needed = self.needed or min(self.size, left)
+        with self._lock:
+            self.needed = self.needed or min(self.size, left)
 
     def is_accepted(self, share: int) -> bool:
         """Return whether a share is in the update, maybe by a worker that has died."""
         return share in self._accepted
+
+    def is_promised(self, share: int) -> bool:
+        """Return whether a worker that lives gives the gradient of a share."""
+        return bool(self._accepted.get(share))
 
     def claim(self, worker: str, share: int, update: int) -> bool:
         """Take a gradient into the update, or drop it.
 
         Args:
             worker: Who has computed it.
-            share: Its number, unique in the update; below 0 in loops of the program's own.
+            share: Its number, unique in the update; below 0 in loops of the program's own. A share
+                of which another worker gives the gradient is dropped.
             update: The update whose parameters it was computed with.
         """
-        fits = update == self.update
-        if fits and (share in self._accepted or len(self._accepted) < self.needed):
-            self._accepted[share] = worker
-            return True
-        self.dropped += 1
-        return False
+        with self._lock:
+            given = self._accepted.get(share)
+            fits = len(self._accepted) < self.needed if given is None else given in ("", worker)
+            if fits and update == self.update:
+                self._accepted[share] = worker
+                return True
+            self.dropped += 1
+            return False
+
+    def drop(self) -> None:
+        """Count a gradient of a share that is done."""
+        with self._lock:
+            self.dropped += 1
 
     def finish(self, share: int) -> bool:
         """Note that all servers have a share's gradient; returns whether the update is over."""
-        if share in self._accepted:
-            self._done.add(share)
-        if not self.needed or len(self._done) < self.needed:
-            return False
-        self.latest = self.update
-        self.update += 1
-        self.needed = 0
-        self._accepted.clear()
-        self._done.clear()
-        return True
+        with self._lock:
+            if share in self._accepted:
+                self._done.add(share)
+            if not self.needed or len(self._done) < self.needed:
+                return False
+            self.latest = self.update
+            self.update += 1
+            self.needed = 0
+            self._accepted.clear()
+            self._done.clear()
+            return True
 
     def lose(self, worker: str) -> None:
         """Note that a worker has died.
@@ -87,6 +104,10 @@ class Aggregation:
         gradients; another worker computes them again. Any other gradient can take the place of one
         of a loop of the program's own.
         """
-        for share in [s for s, w in self._accepted.items() if w == worker and s not in self._done]:
-            if share < 0:
-                del self._accepted[share]
+        with self._lock:
+            left = [s for s, w in self._accepted.items() if w == worker and s not in self._done]
+            for share in left:
+                if share < 0:
+                    del self._accepted[share]
+                else:
+                    self._accepted[share] = ""

@@ -125,7 +125,7 @@ class Fit:
         self._sums[phase] = _Sums()
         self._parts = self._cut(phase) if self.epoch < self.spec.epochs else []
         self._queue = deque(range(len(self._parts)))
-        self._dealt: dict[int, str] = {}
+        self._dealt: dict[int, set[str]] = {}  # the workers that compute each part
         self._left = len(self._parts)
 
     def _cut(self, phase: str) -> list[tuple[int, int, int]]:
@@ -219,10 +219,10 @@ class Fit:
         syncs = self._aggregation if self._phase == TRAIN else None
         if syncs is not None:
             syncs.begin(self._left)
-        if not self._queue or (syncs is not None and not self._may_deal(syncs)):
+        number = self._choose(worker, syncs)
+        if number is None:
             return None
-        number = self._queue.popleft()
-        self._dealt[number] = worker
+        self._dealt.setdefault(number, set()).add(worker)
         turn, low, high = self._parts[number]
         fields = {"epoch": self.epoch, "part": number, "turn": turn, "start": low, "stop": high}
         if syncs is not None:
@@ -232,11 +232,24 @@ class Fit:
                 syncs.claim(worker, number, syncs.update)
         return Answer(self._phase, fields)
 
-    def _may_deal(self, syncs: Aggregation) -> bool:
-        """Return whether another share may be computed for the update under way."""
-        if syncs.is_accepted(self._queue[0]):  # its worker has died
-            return True
-        busy = sum(not syncs.is_accepted(each) for each in self._dealt)
+    def _choose(self, worker: str, syncs: Aggregation | None) -> int | None:
+        """Return the part that a worker gets; None if it has to wait."""
+        if self._queue:
+            may = syncs is None or syncs.is_accepted(self._queue[0]) or self._has_room(syncs)
+            return self._queue.popleft() if may else None
+        if syncs is None or not syncs.has_backups or not self._has_room(syncs):
+            return None
+        # A backup computes one of the last parts again, so that their workers hold nobody up.
+        again = [
+            part
+            for part, owners in self._dealt.items()
+            if worker not in owners and not syncs.is_promised(part)
+        ]
+        return min(again, key=lambda part: len(self._dealt[part]), default=None)
+
+    def _has_room(self, syncs: Aggregation) -> bool:
+        """Return whether another gradient may be computed for the update under way."""
+        busy = sum(len(owners) for p, owners in self._dealt.items() if not syncs.is_accepted(p))
         return syncs.accepted + busy < (syncs.total if syncs.has_backups else syncs.needed)
 
     # --- reports ---
@@ -245,11 +258,12 @@ class Fit:
         """Ask whether a share's gradient is taken; if not, the share is dealt out again."""
         with self._changed:
             assert self._aggregation is not None
-            mine = self._dealt.get(part) == worker
-            if mine and self._aggregation.claim(worker, part, update):
+            if worker not in self._dealt.get(part, ()):
+                self._aggregation.drop()
+                return False
+            if self._aggregation.claim(worker, part, update):
                 return True
-            if mine:
-                self._return(part)
+            self._return(part, worker)
             return False
 
     def finish(
@@ -257,7 +271,7 @@ class Fit:
     ) -> bool:
         """Add a worker's sums over a part; returns False if the part was dealt to another one."""
         with self._changed:
-            if epoch != self.epoch or self._dealt.get(part) != worker:
+            if epoch != self.epoch or worker not in self._dealt.get(part, ()):
                 return False
             del self._dealt[part]
             self._left -= 1
@@ -274,18 +288,21 @@ class Fit:
         """
         with self._changed:
             self._gone.add(worker)
-            parts = [part for part, owner in self._dealt.items() if owner == worker]
+            parts = [part for part, owners in self._dealt.items() if worker in owners]
             if self._aggregation is not None and self._phase == TRAIN:
                 self._aggregation.lose(worker)
             for part in parts:
-                self._return(part)
+                self._return(part, worker)
             self._has_chief &= not is_chief  # nobody waits for the word of a dead one
             self._changed.notify_all()
             return len(parts)
 
-    def _return(self, part: int) -> None:
-        del self._dealt[part]
-        self._queue.appendleft(part)
+    def _return(self, part: int, worker: str) -> None:
+        """Take a part from a worker; unless others compute it, too, it is dealt out again."""
+        self._dealt[part].discard(worker)
+        if not self._dealt[part]:
+            del self._dealt[part]
+            self._queue.appendleft(part)
         self._changed.notify_all()
 
     # --- restarts ---

@@ -146,6 +146,36 @@ def test_backup_workers_are_not_waited_for() -> None:
     assert float(ask(fit, "a").arrays[0]) == 64.0
 
 
+def test_a_backup_computes_the_last_parts_of_slow_workers_again() -> None:
+    syncs = Aggregation(2, 3)
+    fit = Fit(FitSpec(**{**SPEC.as_json(), "rows": 32, "epochs": 1}), 3, syncs)
+    stopped, fast = ask(fit, "b"), ask(fit, "a")
+    assert fit.claim("a", fast.fields["part"], fast.fields["update"])
+    report(fit, "a", fast)
+    again = ask(fit, "a")
+    assert again.fields == stopped.fields
+    assert ask(fit, "a").what == "wait"
+    assert fit.claim("a", again.fields["part"], again.fields["update"])
+    assert not fit.claim("b", stopped.fields["part"], stopped.fields["update"])
+    report(fit, "a", again)
+    assert not report(fit, "b", stopped)
+    assert not fit.claim("b", stopped.fields["part"], stopped.fields["update"])
+    assert syncs.dropped == 2
+    assert float(ask(fit, "a").arrays[0]) == 32.0
+
+
+def test_a_share_whose_worker_has_died_is_given_by_its_backup() -> None:
+    syncs = Aggregation(1, 2)
+    fit = Fit(FitSpec(**{**SPEC.as_json(), "rows": 32, "epochs": 1}), 2, syncs)
+    dead, backup = ask(fit, "b"), ask(fit, "a")
+    assert fit.claim("b", dead.fields["part"], dead.fields["update"])
+    fit.lose("b", is_chief=False)  # some servers may have its gradient
+    assert ask(fit, "c").fields == backup.fields
+    assert fit.claim("a", backup.fields["part"], backup.fields["update"])
+    report(fit, "a", backup)
+    assert float(ask(fit, "a").arrays[0]) == 32.0
+
+
 @pytest.mark.parametrize("done", [0, 5, 40])
 def test_a_restored_call_goes_on_where_it_was(done: int) -> None:
     fit = Fit(SPEC, workers=2)

@@ -64,6 +64,16 @@ def test_shares_that_lost_others_with_a_restart_are_dropped() -> None:
     assert made.version == 1
 
 
+def test_a_share_of_an_update_that_others_have_left_is_dropped() -> None:
+    made = store(ar.optim.SGD(1.0))
+    gradients = np.ones(made.part.size, np.float32)
+    made.contribute(gradients, 1.0, update=20, share=0, of=2)  # the first server has restarted
+    made.contribute(5.0 * gradients, 1.0, update=8, share=1, of=2)  # of a worker that was stopped
+    made.contribute(gradients, 1.0, update=20, share=1, of=2)
+    assert made.version == 1
+    np.testing.assert_array_equal(made.parameters, 0.0)
+
+
 def test_the_norm_of_a_synchronous_update_is_clipped_on_one_server_only() -> None:
     made = store(ar.optim.SGD(1.0, clip_norm=1.0))
     before = made.parameters.copy()
