@@ -10,6 +10,7 @@ from typing import Any
 from allreduce.cluster.spec import ClusterSpec, own_task
 from allreduce.devices.integers import integer
 from allreduce.errors import UsageError
+from allreduce.server.parameter_client import WORKERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def find_workers(cluster: Any) -> tuple[ClusterSpec, tuple[str, int], list[tuple
         )
     spec, job, number = found
     spec = spec if cluster is None else ClusterSpec(cluster)
-    tasks = [(j, n) for j, n, _ in spec if j in ("chief", "master", "worker")]
+    tasks = [(j, n) for j, n, _ in spec if j in WORKERS]
     if not spec.num_tasks("ps"):
         raise UsageError(f"ParameterServerStrategy: the cluster has no ps task, only {spec.jobs}")
     if (job, number) not in tasks:

@@ -1,7 +1,7 @@
 """The methods of a parameter server that workers call: one dispatch, without a network.
 
-Every `ps` task has a service with its parts of variables (`Stores`). The service of task 0 also
-knows the workers, deals out rows (`Fit`), and decides what a synchronous update takes
+Every `ps` task has a service with its parts of variables (`Stores`), and knows the workers. The
+service of task 0 also deals out rows (`Fit`), and decides what a synchronous update takes
 (`Aggregation`).
 """
 
@@ -28,19 +28,45 @@ from allreduce.parameters.stores import WAIT_SECONDS, Arrays, Reply, Stores
 
 @dataclass(slots=True)
 class _Worker:
-    """A worker, as task 0 knows it.
+    """A worker that lives.
 
     Attributes:
         task: Its name, such as "worker:1".
         is_chief: Whether it is the chief.
+        fit: The number of the call of `fit` that it has begun; -1 for none.
     """
 
     task: str
     is_chief: bool
+    fit: int = -1
+
+
+class ParameterServices:
+    """Answers workers' calls, with a service of its own for one job after the other.
+
+    A job is over when all workers of its cluster have ended without an error, or when a new chief
+    comes after the chief has, and no other worker lives. What it has left is forgotten then.
+    """
+
+    def __init__(self) -> None:
+        self._service = ParameterService()
+        self._changing = threading.Lock()
+
+    def call(self, caller: str, method: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
+        """Run one method; see `ParameterService.call`."""
+        if method == "enter":
+            with self._changing:
+                if self._service.is_over(fields):
+                    self._service = ParameterService()
+        return self._service.call(caller, method, fields, arrays)
+
+    def lose(self, caller: str, *, has_left: bool) -> None:
+        """Note that a worker's connection has ended; see `ParameterService.lose`."""
+        self._service.lose(caller, has_left=has_left)
 
 
 class ParameterService:
-    """Answers workers' calls; safe to use from several threads.
+    """Answers the calls of one job's workers; safe to use from several threads.
 
     Every method takes the caller's name, small plain arguments and arrays, and returns plain
     results and arrays. The result {"unknown": True} says that this server does not have what the
@@ -50,6 +76,8 @@ class ParameterService:
     def __init__(self) -> None:
         self._stores = Stores(self._save_progress)
         self._workers: dict[str, _Worker] = {}
+        self._ended: set[str] = set()  # tasks whose program has ended without an error
+        self._size = 0  # the number of workers in the cluster
         self._fits: dict[int, Fit] = {}
         self._seed: int | None = None
         self._settings: dict[str, Any] | None = None
@@ -70,27 +98,59 @@ class ParameterService:
             return found(self, caller, fields, arrays)
         return self._stores.call(method, fields, arrays)
 
-    def lose(self, caller: str) -> None:
-        """Note that a worker's connection has ended: others get its rows."""
+    def lose(self, caller: str, *, has_left: bool = False) -> None:
+        """Note that a worker's connection has ended: others get its rows.
+
+        Args:
+            caller: The connection's name.
+            has_left: Whether the worker's program has ended without an error.
+        """
         with self._changed:
             worker = self._workers.pop(caller, None)
             fits = list(self._fits.values())
             if worker is None:
                 return
+            if has_left:
+                self._ended.add(worker.task)
             if self._aggregation is not None:
                 self._aggregation.lose(caller)
             self._changed.notify_all()
         self._clocks.rest(caller)
         parts = sum(fit.lose(caller, is_chief=worker.is_chief) for fit in fits)
         logger.info(
-            "[parameter server] %s has gone%s",
-            *(worker.task, f"; others get {counted(parts, 'part')} of its rows" if parts else ""),
+            "[parameter server] %s has %s%s",
+            *(worker.task, "left" if has_left else "gone"),
+            f"; others get {counted(parts, 'part')} of its rows" if parts else "",
         )
+        with self._changed:
+            progress = self._progress if self._all_have_ended() else None
+        if progress is not None:  # the next job begins anew
+            path, writer = progress
+            writer.wait()
+            path.unlink(missing_ok=True)
+
+    def is_over(self, fields: Mapping[str, Any]) -> bool:
+        """Return whether the job was over before the worker with these fields came."""
+        with self._changed:
+            is_new_chief = fields["is_chief"] and fields["task"] in self._ended
+            return self._all_have_ended() or (is_new_chief and not self._workers)
+
+    def _all_have_ended(self) -> bool:
+        return len(self._ended) == self._size > 0 and not self._workers
 
     # --- membership ---
 
-    def _join(self, caller: str, fields: Mapping[str, Any], _: Arrays) -> Reply:
-        """Let a worker in; all have the settings and the seed of the first one."""
+    def _enter(self, caller: str, fields: Mapping[str, Any], _: Arrays) -> Reply:
+        """Let a worker in, after each new connection of it."""
+        with self._changed:
+            self._size = fields["workers"]
+            self._ended.discard(fields["task"])
+            self._workers[caller] = _Worker(fields["task"], fields["is_chief"])
+            self._changed.notify_all()
+        return {}, ()
+
+    def _join(self, _: str, fields: Mapping[str, Any], __: Arrays) -> Reply:
+        """Compare a worker's settings and seed: all have those of the first one."""
         settings = fields["settings"]
         with self._changed:
             if self._settings is None:
@@ -103,10 +163,12 @@ class ParameterService:
             different = [n for n, value in settings.items() if self._settings.get(n) != value]
             if different:
                 name = different[0]
+                alone = len(self._workers) == 1
+                before = ", or restart the servers if that was in a job before" if alone else ""
                 raise MismatchError(
                     f"[parameter server] {fields['task']}: ParameterServerStrategy has {name}="
                     f"{settings[name]!r} here but {self._settings.get(name)!r} on the worker that "
-                    "came first; pass the same arguments on all workers"
+                    f"came first; pass the same arguments on all workers{before}"
                 )
             if self._seed is None:
                 self._seed = fields["seed"]
@@ -115,8 +177,6 @@ class ParameterService:
                     f"[parameter server] {fields['task']} has seed {fields['seed']}, but others "
                     f"have {self._seed}; call ar.set_seed with one number on all workers"
                 )
-            self._workers[caller] = _Worker(fields["task"], fields["is_chief"])
-            self._changed.notify_all()
             return {"seed": self._seed}, ()
 
     def _restore(self, fields: Mapping[str, Any]) -> None:
@@ -132,7 +192,8 @@ class ParameterService:
         arrays = [found.arrays[name] for name in sorted(found.arrays)]
         for number, (state, count) in found.described.items():
             own, arrays = arrays[:count], arrays[count:]
-            self._fits[int(number)] = Fit.restored(state, own, self._aggregation)
+            fit = self._fits[int(number)] = Fit.restored(state, own, self._aggregation)
+            logger.warning("[parameter server] fit goes on in epoch %d, of %s", fit.epoch + 1, path)
 
     def _save_progress(self) -> None:
         """Write the progress of all calls of `fit`."""
@@ -160,7 +221,7 @@ class ParameterService:
 
     # --- fit ---
 
-    def _begin(self, _: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
+    def _begin(self, caller: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
         """Begin a call of `fit`; the chief does, and the others wait for that.
 
         After a restart of this server, a worker that was in the call begins it again with the sums
@@ -188,12 +249,15 @@ class ParameterService:
             count = sum(len(each[phase]) + 1 for phase in (TRAIN, VALIDATE) if phase in each)
             known.append((each, [next(rest) for _ in range(count)]))
         fit.learn(known)
+        with self._changed:
+            if caller in self._workers:
+                self._workers[caller].fit = number
         return {"epoch": fit.epoch}, ()
 
     def _next(self, caller: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
         """Report what a worker has done, and return what it does next."""
-        fit = self._fits.get(fields["fit"])
-        if fit is None or caller not in self._workers:
+        fit, worker = self._fits.get(fields["fit"]), self._workers.get(caller)
+        if fit is None or worker is None or worker.fit != fields["fit"]:
             return {"unknown": True}, ()
         done, before = fields.get("done"), fit.epoch
         if done is not None:
@@ -253,6 +317,7 @@ class ParameterService:
 
 
 _METHODS: Mapping[str, Callable[[ParameterService, str, Mapping[str, Any], Arrays], Reply]] = {
+    "enter": ParameterService._enter,
     "join": ParameterService._join,
     "status": ParameterService._status,
     "begin": ParameterService._begin,

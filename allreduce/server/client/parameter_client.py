@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import secrets
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +20,11 @@ from allreduce.events import logger
 from allreduce.server.client.requests import raise_failure
 from allreduce.server.protocol import task_pb2 as pb
 from allreduce.server.protocol.channel import Answer, Channel
-from allreduce.server.protocol.connect import Peer
+from allreduce.server.protocol.connect import Peer, client_of
 
 _LOOK_SECONDS = 0.5
 _RETRY_SECONDS = 0.1
+WORKERS = ("chief", "master", "worker")  # jobs whose tasks train; the first task is the chief
 Arrays = Sequence[np.ndarray]
 Reply = tuple[dict[str, Any], Arrays]
 
@@ -73,6 +76,7 @@ class ParameterServer:
         self._lost_at: float | None = None  # when the connection was lost
         self._closed = False
         self.nbytes = 0
+        atexit.register(self._exit)
 
     def call(self, method: str, fields: Mapping[str, Any], arrays: Arrays = ()) -> Reply:
         """Run a method of the task's service; blocks until it has ended.
@@ -209,10 +213,16 @@ class ParameterServer:
                 answer.fill(None, (), why)
 
     def close(self) -> None:
-        """End the connection."""
+        """End the connection; the task sees that this worker has not failed."""
+        atexit.unregister(self._exit)
         self._closed = True
         if self._channel is not None:
             self._channel.leave()
+
+    def _exit(self) -> None:
+        """End with the process: in good order, if no exception has ended it."""
+        if getattr(sys, "last_value", None) is None:
+            self.close()
 
 
 def connect_all(
@@ -222,8 +232,24 @@ def connect_all(
     timeout: float,
     connected: Callable[[ParameterServer], None],
 ) -> list[ParameterServer]:
-    """Make the connections of a worker to all tasks of `ps`, which open at their first call."""
-    identity = f"{task}/{secrets.token_hex(8)}"
+    """Make the connections of a worker to all tasks of `ps`, which open at their first call.
+
+    Args:
+        cluster: The cluster.
+        task: The worker, such as "worker:1".
+        secret: The cluster's secret.
+        timeout: Seconds to wait for a task that is not up, or lost.
+        connected: Called after each new connection.
+    """
+    tasks = [f"{job}:{number}" for job, number, _ in cluster if job in WORKERS]
+    described = {"task": task, "is_chief": task == tasks[0], "workers": len(tasks)}
+
+    def enter(server: ParameterServer) -> None:
+        server.call("enter", described)
+        connected(server)
+
+    job, _, number = task.partition(":")
+    identity = client_of(f"/job:{job}/task:{number}", secrets.token_hex(8))
     return [
         ParameterServer(
             f"/job:ps/task:{number}",
@@ -231,7 +257,7 @@ def connect_all(
             identity,
             secret,
             timeout,
-            connected,
+            enter,
         )
         for job, number, _ in cluster
         if job == "ps"

@@ -216,3 +216,13 @@ class Peer:
         """End the gRPC connection."""
         with contextlib.suppress(Exception):
             self._grpc.close()
+
+
+def client_of(task: str, client: str) -> str:
+    """Name a client of a task's program."""
+    return f"{task}#{client}"
+
+
+def task_of(name: str) -> str:
+    """Return the task of whose program a connection's other end is a client, or the other end."""
+    return name.partition("#")[0]

@@ -21,7 +21,7 @@ from allreduce.errors import ClosedError, JoinError, PeerLostError, TimeoutError
 from allreduce.events import logger
 from allreduce.graph.partition.tasks import task_name
 from allreduce.server.protocol.channel import BEAT_SECONDS, DEAD_SECONDS, Channel, Handle
-from allreduce.server.protocol.connect import Peer
+from allreduce.server.protocol.connect import Peer, task_of
 from allreduce.server.protocol.data_handshake import accept
 from allreduce.server.protocol.mpi_messages import MpiMessages
 
@@ -39,7 +39,8 @@ class Connections:
         task: This task, as a device name without a device.
         secret: The cluster's secret.
         handle: Called with each frame that arrives on a data connection.
-        lost: Called with the name of a task or client whose data connection has ended, and why.
+        lost: Called with the name of a task or client whose data connection has ended, why, and
+            whether the other end has closed it in good order.
 
     Attributes:
         name: This task's name: "/job:ps/task:0".
@@ -58,7 +59,7 @@ class Connections:
         task: DeviceName,
         secret: bytes,
         handle: Handle,
-        lost: Callable[[str, str], None],
+        lost: Callable[[str, str, bool], None],
     ) -> None:
         self.cluster, self.task, self.name = cluster, task, task_name(task)
         self._secret, self._handle, self._on_lost = secret, handle, lost
@@ -209,7 +210,7 @@ class Connections:
 
     def _lose(self, channel: Channel, why: str) -> None:
         """Note the end of a data connection, in either direction."""
-        name = channel.peer
+        name = task_of(channel.peer)
         with self._connecting:
             self._inbound.discard(channel)
             known = self._channels.get(name)
@@ -222,7 +223,7 @@ class Connections:
                     level = logging.INFO if channel.has_left else logging.WARNING
                     logger.log(level, "[server] %s has lost %s: %s", self.name, name, why)
                 self._lost.add(name)
-        self._on_lost(name, why)
+        self._on_lost(channel.peer, why, channel.has_left)
 
     def tasks(self) -> dict[str, bool]:
         """Ask all tasks of the cluster whether they live."""
@@ -240,6 +241,12 @@ class Connections:
         except (ClosedError, JoinError, TimeoutError):
             return False
         return True
+
+    def has_client(self, task: DeviceName) -> bool:
+        """Whether a client of a task's program is connected, such as a worker's strategy."""
+        name = task_name(task)
+        with self._connecting:
+            return any(task_of(each.peer) == name != each.peer for each in self._inbound)
 
     def has_left(self, task: DeviceName) -> bool:
         """Whether a task has closed its connection in good order, and is not back."""
@@ -315,7 +322,7 @@ class Connections:
             channel = Channel(connection, peer, self._handle, self._lose, mpi=self.mpi)
             if not channel.ended:
                 self._inbound.add(channel)
-                self._find(peer)
+                self._find(task_of(peer))
 
     def _take_nonces(self, nonces: bytes) -> bool:
         """Return whether a handshake made these nonces, for the first data connection only."""

@@ -25,7 +25,7 @@ from allreduce.errors import JoinError, PeerLostError, TimeoutError, Unsupported
 from allreduce.events import logger
 from allreduce.graph.partition.tasks import task_name
 from allreduce.keywords import Refusing
-from allreduce.parameters.service import ParameterService
+from allreduce.parameters.service import ParameterServices
 from allreduce.server.protocol import task_pb2 as pb
 from allreduce.server.protocol import task_pb2_grpc
 from allreduce.server.protocol.channel import Channel
@@ -79,7 +79,7 @@ class Server(Refusing):
             self.cluster, self.task, self._secret, self._handle, self._lose
         )
         self.worker = Worker(self.task, self.connections.channel)
-        self.parameters = ParameterService()
+        self.parameters = ParameterServices()
         self.service = Service(self.worker, self.connections, self.generation, self._secret)
         self._grpc = self._serve(address)
         self.connections.start()
@@ -91,9 +91,9 @@ class Server(Refusing):
 
         Args:
             task: The other task, such as "worker:0"; None to wait for `close()` only. The task has
-                ended when it has closed its server or exited without an exception. If it is not up
-                yet, is lost otherwise or ended before this one began, this waits for it until the
-                timeout (`ALLREDUCE_TIMEOUT`).
+                ended when it has closed its server or strategy, or exited without an exception. If
+                it is not up yet, is lost otherwise or ended before this one began, this waits for
+                it until the timeout (`ALLREDUCE_TIMEOUT`).
 
         Raises:
             TimeoutError: The task has not come up, or not come back, in time.
@@ -119,6 +119,8 @@ class Server(Refusing):
             except PeerLostError as error:
                 if self.connections.others_say_left(task):
                     return None
+                if self.connections.has_client(task):  # a worker's strategy, without a server
+                    deadline = time.monotonic() + timeout
                 if time.monotonic() > deadline:
                     what = "come back" if self.connections.has_been_up(task) else "come up"
                     raise TimeoutError(
@@ -170,9 +172,9 @@ class Server(Refusing):
 
     # --- data connections ---
 
-    def _lose(self, name: str, why: str) -> None:
+    def _lose(self, name: str, why: str, has_left: bool) -> None:
         self.worker.lose(name, why)
-        self.parameters.lose(name)
+        self.parameters.lose(name, has_left=has_left)
 
     def _handle(self, channel: Channel, frame: pb.Frame, arrays: Sequence[np.ndarray]) -> None:
         kind = frame.kind

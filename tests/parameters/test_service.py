@@ -1,0 +1,101 @@
+"""A server serves one job after the other, and a restarted one goes on where its workers are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from allreduce.parameters.dealing import TRAIN, FitSpec
+from allreduce.parameters.service import ParameterService, ParameterServices
+
+SPEC = FitSpec(rows=64, tests=0, batch_size=64, test_batch_size=64, first=0, epochs=3)
+KINDS = [["loss", "mean"]]
+Service = ParameterService | ParameterServices
+
+
+def enter(service: Service, caller: str, task: str = "worker:0", **settings: Any) -> None:
+    """Let a worker in, of a cluster of two."""
+    is_chief = task == "worker:0"
+    service.call(caller, "enter", {"task": task, "is_chief": is_chief, "workers": 2}, [])
+    fields = {"task": task, "job": "job", "seed": 1, "seed_is_set": True}
+    given = {"update": "async", "checkpoint": None, **settings}
+    service.call(caller, "join", {**fields, "settings": given}, [])
+
+
+def begin(service: Service, caller: str, known: int = 0) -> dict[str, Any]:
+    """Begin a call of `fit`, as a worker that knows the sums of some epochs."""
+    arrays = [np.asarray(64.0)] * (2 * known)
+    fields = {"fit": 1, "spec": SPEC.as_json(), "is_chief": True, "workers": 2, "task": "worker:0"}
+    fields |= {"again": bool(known), "known": [{"epoch": e, TRAIN: KINDS} for e in range(known)]}
+    return service.call(caller, "begin", fields, arrays)[0]
+
+
+def ask(service: Service, caller: str, seen: int, done: Any = None) -> dict[str, Any]:
+    """Ask what to do next, after an epoch of one part."""
+    fields = {"fit": 1, "seen": seen, "stops": False, "is_chief": True}
+    arrays = [] if done is None else [np.asarray(64.0)] * 2
+    return service.call(caller, "next", fields | ({"done": done} if done else {}), arrays)[0]
+
+
+def train(service: Service, caller: str, epochs: int, first: int = 0) -> None:
+    for epoch in range(first, first + epochs):
+        part = ask(service, caller, epoch)
+        assert (part["what"], part["epoch"]) == (TRAIN, epoch)
+        done = {"part": part["part"], "epoch": epoch, "names": KINDS}
+        assert ask(service, caller, epoch, done)["what"] == "epoch"
+
+
+def test_another_job_on_the_same_servers_trains_anew() -> None:
+    service = ParameterServices()
+    for update in ("async", "sync"):
+        settings: dict[str, Any] = {
+            "update": update,
+            "replicas_to_aggregate": 1,
+            "total_replicas": 1,
+        }
+        enter(service, f"{update}-a", **settings)
+        enter(service, f"{update}-b", "worker:1", **settings)
+        assert begin(service, f"{update}-a") == {"epoch": 0}
+        train(service, f"{update}-a", 3)
+        assert ask(service, f"{update}-a", 3)["what"] == "end"
+        service.lose(f"{update}-a", has_left=True)
+        service.lose(f"{update}-b", has_left=True)
+
+
+def test_a_worker_that_has_died_finds_its_job() -> None:
+    service = ParameterServices()
+    enter(service, "a")
+    enter(service, "b", "worker:1")
+    begin(service, "a")
+    train(service, "a", 2)
+    service.lose("b", has_left=False)
+    service.lose("a", has_left=False)
+    enter(service, "a2")
+    assert begin(service, "a2") == {"epoch": 2}
+    train(service, "a2", 1, first=2)
+    service.lose("a2", has_left=True)
+    enter(service, "b2", "worker:1")  # late, and not of another job
+    assert begin(service, "b2") == {"epoch": 3}
+
+
+def test_a_restarted_server_learns_the_epochs_that_workers_know(tmp_path: Path) -> None:
+    service = ParameterService()
+    enter(service, "a", checkpoint=str(tmp_path))
+    begin(service, "a")
+    train(service, "a", 1)
+    assert service._progress is not None
+    path, writer = service._progress
+    writer.wait()
+    again = ParameterService()
+    enter(again, "a2", checkpoint=str(tmp_path))
+    assert again._fits[1].epoch == 1
+    assert ask(again, "a2", 2) == {"unknown": True}  # the worker knows an epoch more
+    assert begin(again, "a2", known=2) == {"epoch": 2}
+    train(again, "a2", 1, first=2)
+    enter(again, "b2", "worker:1", checkpoint=str(tmp_path))
+    assert path.exists()
+    again.lose("a2", has_left=True)
+    again.lose("b2", has_left=True)
+    assert not path.exists()  # for the next job to begin its own
