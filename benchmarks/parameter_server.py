@@ -93,7 +93,7 @@ def push(count: int, steps: int) -> None:
         return time.perf_counter() - start
 
     strategy.run(step, (np.float32(0.0),))
-    (link,) = strategy._links.values()
+    (link,) = strategy._variables._links.values()
     best = statistics.median(seconds() for _ in range(steps))
     source, target = np.zeros(count, np.float32), np.zeros(count, np.float32)
     copies = []

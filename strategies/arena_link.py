@@ -31,6 +31,8 @@ class ArenaLink:
         turn: Tells the arena from others of the same variables, equally on all workers.
         checkpoint: The servers' folder for checkpoints, and after how many updates they write one.
         pipelines: Whether a step begins without waiting for the gradients of the one before.
+        gives_newest: Whether a server that has restarted takes the newest parameters that a worker
+            has, in place of its checkpoint's older ones.
 
     Raises:
         UsageError: The optimizer has code of the user's own, which servers do not have.
@@ -48,10 +50,12 @@ class ArenaLink:
         turn: str,
         checkpoint: tuple[str | None, int] = (None, 0),
         pipelines: bool = False,
+        gives_newest: bool = False,
     ) -> None:
         self.rule, self.plan = rule, plan
         self._arena, self._task, self._is_chief = plan.arenas[0], task, is_chief
         self._timeout, self._checkpoint, self._pipelines = timeout, checkpoint, pipelines
+        self._gives_newest = gives_newest
         self._pending: list[Call] = []  # gradients that were sent without waiting
         layout = plan.layout
         described = repr((layout.spans, layout.dtype.name, type(rule).__name__, rule.all_slots))
@@ -79,11 +83,14 @@ class ArenaLink:
                 worker's copy is better than none.
         """
         server, part = self._servers[index]
+        seen = self._seen[index]
+        version = int(self._arena.iterations) if initial or seen < 0 else seen
         fields = {**self._fields(), "part": part.as_json(), "optimizer": self._optimizer}
         fields |= {"dtype": self._arena.layout.dtype.name, "servers": len(self._servers)}
         fields |= {"checkpoint": self._checkpoint[0], "checkpoint_every": self._checkpoint[1]}
         fields |= {"server": server.name, "index": index}
-        fields |= {"task": self._task, "slots": [], "version": int(self._arena.iterations)}
+        fields |= {"task": self._task, "slots": [], "version": version}
+        fields["newest"] = self._gives_newest and not initial
         values: list[np.ndarray] = []
         if self._is_chief or not initial:
             values = [self._part_of(self._arena.parameters, part)]
@@ -105,7 +112,7 @@ class ArenaLink:
                 "[parameter server] %s: %s %s from update %d, %s",
                 *(self._task, server.name, what, reply["version"], reply["source"]),
             )
-        self._seen[index] = -1
+        self._seen[index] = reply["version"] if reply["taken"] else -1
 
     def _fields(self) -> dict[str, Any]:
         return {"store": self.key}
@@ -167,13 +174,16 @@ class ArenaLink:
     def _finish_pending(self) -> None:
         """Take over what the servers sent for gradients that were not waited for.
 
-        If a connection was lost meanwhile, the gradients are: their memory has new ones.
+        If a connection was lost meanwhile, or the server has restarted, the gradients are lost:
+        their memory has new ones.
         """
         pending, self._pending = self._pending, []
         for index, call in enumerate(pending):
             server, _ = self._servers[index]
             reply = server.finish_or_lose(call)
-            if reply is not None and "version" in reply[0]:
+            if reply is not None and reply[0].get("unknown"):
+                self._register(index, initial=False)
+            elif reply is not None:
                 self._take_one(index, *reply)
 
     @property

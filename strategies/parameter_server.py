@@ -17,8 +17,8 @@ from allreduce.strategies.base import Strategy
 from allreduce.strategies.fit_client import FitClient, late
 from allreduce.strategies.hybrid import HybridStrategy
 from allreduce.strategies.server_options import ServerOptions, find_workers
-from allreduce.strategies.server_state import ServerState, assigned_variables
-from allreduce.strategies.server_table import BLOCK_ROWS, ServerTable
+from allreduce.strategies.server_table import ServerTable
+from allreduce.strategies.server_variables import ServerVariables
 
 from allreduce import settings
 from allreduce.cluster.host.address import split
@@ -33,7 +33,6 @@ from allreduce.graph.replicate.compiled import Compiled
 from allreduce.graph.trace.replica import Replica, StepInfo
 from allreduce.graph.trace.signature import Arguments
 from allreduce.graph.trace.variable import Variable
-from allreduce.graph.update.arena_plan import ArenaPlan
 from allreduce.parameters.dealing import Answer, FitSpec
 from allreduce.server.client.parameter_client import ParameterServer, connect_all
 from allreduce.training.dealt_fit import Report
@@ -128,23 +127,22 @@ class ParameterServerStrategy(Strategy):
         read = settings.load()
         self.timeout = read.timeout if timeout is None else timeout
         self._placing: Callable[..., Any] | None = None
-        self._tables: dict[Variable, ServerTable] = {}  # by the variable in their place
-        self._states: list[ServerState] = []
-        self._links: dict[int, ArenaLink] = {}  # by id of the plan
-        self._assigned = False  # whether the program has assigned since the latest step
         self._number = next(_made)
         self._contributed = -1  # the latest update that a loop of the program's own has given to
         self._update = -1  # the synchronous update whose parameters are here
         secret = read.secret or b""
         self._servers = connect_all(self.cluster, self.name, secret, self.timeout, self._join)
+        own: dict[str, Any] = {"is_chief": self.is_chief, "timeout": self.timeout}
+        self._variables = ServerVariables(
+            *(self._servers, self._options), task=self.name, number=self._number, **own
+        )
         self._fit = FitClient(
             self._servers[0],
             name=self.name,
-            is_chief=self.is_chief,
             workers=len(self._tasks),
             is_sync=self._is_sync,
-            timeout=self.timeout,
             strategy=self._number,
+            **own,
         )
         for server in self._servers:  # all of them, so that one that is missing is named at once
             server.call("status", {})
@@ -204,10 +202,8 @@ class ParameterServerStrategy(Strategy):
         self, compiled: Compiled, arguments: Arguments, step_infos: Sequence[StepInfo]
     ) -> Sequence[Sequence[Output]]:
         """Run a step with the servers' parameters; then send its gradients to them."""
-        if any(id(plan) not in self._links for _, plan in compiled.updates):
-            self._share_state(assigned_variables(compiled))
-        links = [self._link(rule, plan) for rule, plan in compiled.updates]
-        self._send_changes()
+        links = self._variables.prepare(compiled)
+        self._variables.send_changes()
         if not links:
             self.refresh(slots=False)
         elif (share := self._fit.share) is not None:
@@ -215,8 +211,7 @@ class ParameterServerStrategy(Strategy):
                 self._pull(share["after"], share["update"])
         elif self._is_sync:
             self._await_update()
-        for table in self._tables.values():
-            table.discard()  # what a step has left that was not taken
+        self._variables.discard()  # what a step has left that was not taken
         results = super()._run_compiled(compiled, arguments, step_infos)
         completed = [each for each in links if each.plan.arenas[0].completes]
         if not self._is_sync:
@@ -224,21 +219,6 @@ class ParameterServerStrategy(Strategy):
         elif completed:
             self._contribute(completed)
         return results
-
-    def _share_state(self, variables: Sequence[Variable]) -> None:
-        """Let all workers have the chief's values of variables that steps assign."""
-        known = {each for state in self._states for each in state.variables}
-        new = [each for each in variables if each not in known]
-        if new:
-            made = ServerState(
-                *(self._servers[0], new),
-                task=self.name,
-                is_chief=self.is_chief,
-                timeout=self.timeout,
-                checkpoint=(self._options.checkpoint, self._options.checkpoint_every),
-                turn=str(self._number),
-            )
-            self._states.append(made)
 
     def _run_eagerly(self, *_: Any) -> Any:
         raise UnsupportedError(
@@ -250,29 +230,17 @@ class ParameterServerStrategy(Strategy):
         """Send gradients; wait if this worker is too far ahead of others."""
         most, first = self._options.staleness, self._servers[0]
         if most is None or not links:
-            self._push_all(links)
+            self._variables.push(links)
             return
         fields = {"most": most, "again": False}
         tick = first.start("tick", fields)
-        self._push_all(links)
+        self._variables.push(links)
         deadline = time.monotonic() + self.timeout
         reply, _ = first.finish(tick)
         while reply["ahead"]:
             if time.monotonic() > deadline:
                 raise late(self._servers[0], self.name, self.timeout)
             reply, _ = first.call("tick", {**fields, "again": True})
-
-    def _push_all(self, links: Sequence[ArenaLink]) -> None:
-        for link in links:
-            link.push()
-            for table in self._tables_of(link):
-                table.push(link.rule, link.count)
-
-    def _tables_of(self, link: ArenaLink) -> list[ServerTable]:
-        """Return the tables that a link's optimizer updates."""
-        if not self._tables:
-            return []
-        return [self._tables[each] for each in link.plan.variables if each in self._tables]
 
     def make_table(
         self,
@@ -291,40 +259,7 @@ class ParameterServerStrategy(Strategy):
             block: Returns the initial values of a block of rows, by its number and size.
             anchor: The variable in its place, which an optimizer changes.
         """
-        made = ServerTable(
-            *(self._servers, name, shape, dtype, lambda number: block(number, BLOCK_ROWS)),
-            task=self.name,
-            is_chief=self.is_chief,
-            timeout=self.timeout,
-            checkpoint=(self._options.checkpoint, self._options.checkpoint_every),
-            turn=str(self._number),
-        )
-        self._tables[anchor] = made
-        return made
-
-    def _give(self, links: Sequence[ArenaLink], update: int, share: int, of: int) -> None:
-        """Send all servers the gradients of a share that its update takes."""
-        for link in links:
-            link.contribute(update, share, of)
-            for table in self._tables_of(link):
-                table.contribute(link.rule, link.count, update, share, of)
-
-    def _link(self, rule: Any, plan: ArenaPlan) -> ArenaLink:
-        """Return the link of an arena; a new one registers it with the servers."""
-        found = self._links.get(id(plan))
-        if found is None:
-            same = [e for e in self._links.values() if set(e.plan.variables) & set(plan.variables)]
-            found = ArenaLink(
-                *(self._servers, rule, plan),
-                task=self.name,
-                is_chief=self.is_chief,
-                timeout=self.timeout,
-                turn=f"{self._number}.{len(same)}",
-                checkpoint=(self._options.checkpoint, self._options.checkpoint_every),
-                pipelines=bool(self._options.staleness),
-            )
-            self._links[id(plan)] = found
-        return found
+        return self._variables.make_table(name, shape, dtype, block, anchor)
 
     def _contribute(self, links: Sequence[ArenaLink]) -> None:
         """Add gradients to the synchronous update under way, or drop them if they are late."""
@@ -333,11 +268,11 @@ class ParameterServerStrategy(Strategy):
             offered, _ = first.call("offer", {"update": self._update})
             self._contributed = self._update
             if offered.get("taken"):
-                self._give(links, self._update, offered["share"], offered["of"])
+                self._variables.contribute(links, self._update, offered["share"], offered["of"])
                 first.call("deliver", {"share": offered["share"]})
             return
         if self._fit.claim():
-            self._give(links, share["update"], share["part"], share["of"])
+            self._variables.contribute(links, share["update"], share["part"], share["of"])
 
     def _await_update(self) -> None:
         """Wait for the update that this worker has contributed to, and take its parameters."""
@@ -354,37 +289,17 @@ class ParameterServerStrategy(Strategy):
             self._pull(reply["after"], reply["update"])
 
     def _pull(self, after: int, update: int) -> None:
-        for link in self._links.values():
-            link.pull(after)
+        self._variables.pull(after)
         self._update = update
-
-    def _send_changes(self) -> None:
-        """Send what the program has changed between steps; the chief's counts."""
-        if not self.is_chief:
-            return
-        for link in self._links.values():
-            link.send_settings()
-            if self._assigned:
-                link.assign()
-        for state in self._states if self._assigned else ():
-            state.publish()
-        self._assigned = False
 
     def note_assignment(self, variable: Variable, value: np.ndarray) -> None:
         """Record an assignment between steps, before it is made."""
         super().note_assignment(variable, value)
-        self._assigned = True
+        self._variables.assigned = True
 
     def refresh(self, *, slots: bool) -> None:
         """Read the newest parameters, and the optimizers' slots if asked for."""
-        self._send_changes()
-        for link in self._links.values():
-            link.pull()
-            if slots:
-                link.pull_slots()
-        if not self.is_chief:  # whose own values count
-            for state in self._states:
-                state.fetch()
+        self._variables.refresh(slots=slots)
 
     # --- fit ---
 
@@ -400,15 +315,14 @@ class ParameterServerStrategy(Strategy):
                 "gradient_accumulation with synchronous parameter servers: a larger batch_size "
                 "does the same, as an update takes gradients of several workers anyway"
             )
-        self._send_changes()
+        self._variables.send_changes()
         self._fit.begin(spec)
 
     def ask(self, seen: int, stops: bool, done: Report | None) -> Answer:
         """Report a part, and ask what to do next; see `training.dealt_fit.Dealer`."""
-        self._send_changes()
+        self._variables.send_changes()
         if done is not None:
-            for state in self._states:
-                state.publish()
+            self._variables.publish()
         return self._fit.ask(seen, stops, done)
 
     def status(self) -> dict[str, Any]:
@@ -436,10 +350,7 @@ class ParameterServerStrategy(Strategy):
         self.refresh(slots=self.is_chief)
         if not self.is_chief:
             return
-        for link in self._links.values():
-            link.save()
-        for table in self._tables.values():
-            table.save()
+        self._variables.save()
         found = self.status()
         ages = found["staleness"]
         if self._is_sync:

@@ -10,7 +10,7 @@ from typing import Any
 from allreduce.cluster.spec import ClusterSpec, own_task
 from allreduce.devices.integers import integer
 from allreduce.errors import UsageError
-from allreduce.server.parameter_client import WORKERS
+from allreduce.server.client.parameter_client import WORKERS
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,7 @@ class ServerState:
         self._fields |= {"optimizer": sendable(SGD(0.0)), "dtype": "float64", "servers": 1}
         self._fields |= {"checkpoint": checkpoint[0], "checkpoint_every": checkpoint[1]}
         self._fields |= {"server": server.name, "index": 0, "slots": [], "version": 0}
+        self._fields["newest"] = False
         self._timeout = timeout
         self._register(gives=is_chief)
         self.fetch()
@@ -96,6 +97,10 @@ class ServerState:
         """Write the chief's values; other workers do nothing."""
         if self._is_chief:
             self._call("assign", {}, [self._values()])
+
+    def save(self) -> None:
+        """Have the server write a checkpoint."""
+        self._call("save", {})
 
     def fetch(self) -> None:
         """Take the chief's values over."""

@@ -144,13 +144,21 @@ class Writer:
         """
         if not self._busy.acquire(blocking=False):
             return False
+        made = self._made(contents)
+        threading.Thread(target=self._write, args=(path, made), daemon=True).start()
+        return True
+
+    def write(self, path: Path, contents: Callable[[], Contents]) -> None:
+        """Write a file, after the one that is being written; blocks until it is."""
+        self._busy.acquire()
+        self._write(path, self._made(contents))
+
+    def _made(self, contents: Callable[[], Contents]) -> Contents:
         try:
-            made = contents()
+            return contents()
         except BaseException:
             self._busy.release()
             raise
-        threading.Thread(target=self._write, args=(path, made), daemon=True).start()
-        return True
 
     def _write(self, path: Path, contents: Contents) -> None:
         try:

@@ -37,7 +37,7 @@ class ParameterStore:
         source: Where their first values came from, for messages.
         restored: Whether that was a checkpoint.
         every: After how many updates a checkpoint is due; 0 for never.
-        saved: The version of the latest checkpoint.
+        saved: The version of the latest checkpoint; 0 for none.
         staleness: How many gradients were so many updates old when they were applied.
         dropped: The number of gradients that came too late for their synchronous update.
     """
@@ -94,7 +94,7 @@ class ParameterStore:
             for name, array in slots.items():
                 self.slots[name][...] = array
             self.version = self.version if version is None else version
-            self.saved = self.optimizer.iterations = self.version
+            self.optimizer.iterations = self.version
             self.has_values = True
             self._changed.notify_all()
 
@@ -165,8 +165,8 @@ class ParameterStore:
                 self._apply(self._sums, self._clipped(self._sums, self._count))
 
     def _admit_share(self, update: int, share: int) -> bool:
-        """Return whether a share is new, and its update not over."""
-        if update <= self._applied:
+        """Return whether a share is new, and of the newest update, which is not over."""
+        if update <= self._applied or update < self._current:
             self.dropped += 1
             return False
         if update > self._current:  # what is there of another one has lost its other shares

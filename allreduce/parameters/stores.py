@@ -61,7 +61,10 @@ class Stores:
         }
 
     def _register(self, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
-        """Make a store, or find it; with arrays, give values to one that has none."""
+        """Make a store, or find it; with arrays, give values to one that has none.
+
+        With "newest", values that are newer than those of the checkpoint count, too.
+        """
         key, part = fields["store"], Part.of_json(fields["part"])
         with self._making:
             store = self._stores.get(key)
@@ -75,27 +78,38 @@ class Stores:
                     f"[parameter server] {fields['task']} describes other variables than the "
                     "worker that came first; make the same model on all workers"
                 )
-            if arrays and not store.has_values:
+            is_newer = fields["newest"] and fields["version"] > store.version
+            takes = bool(arrays) and (is_newer or not store.has_values)
+            if takes:
                 parameters, *slots = arrays
+                slots_of = ", and slots of its checkpoint" if store.restored else ""
                 store.set(
                     parameters, dict(zip(fields["slots"], slots, strict=True)), fields["version"]
                 )
-                store.source = f"the values of {fields['task']}"
+                store.source = f"the values of {fields['task']}{slots_of}"
         ready = store.initialised(WAIT_SECONDS)
         return {
             "ready": ready,
             "version": store.version,
+            "taken": takes,
             "source": store.source,
             "restored": store.restored,
         }, ()
 
-    def _known(self, key: str) -> ParameterStore | None:
-        store = self._stores.get(key)
-        return store if store is not None and store.has_values else None
+    def _known(self, fields: Mapping[str, Any]) -> ParameterStore | None:
+        """Return a store; None if it has no values, or older ones than the caller has seen.
+
+        These are a checkpoint's, after a restart that the caller has not noticed yet.
+        """
+        store = self._stores.get(fields["store"])
+        is_known = (
+            store is not None and store.has_values and fields.get("seen", -1) <= store.version
+        )
+        return store if is_known else None
 
     def _push(self, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
         """Update with gradients at once; returns the new parameters."""
-        store = self._known(fields["store"])
+        store = self._known(fields)
         if store is None:
             return {"unknown": True}, ()
         (gradients,) = arrays
@@ -107,7 +121,7 @@ class Stores:
 
     def _contribute(self, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
         """Add a share to a synchronous update."""
-        store = self._known(fields["store"])
+        store = self._known(fields)
         if store is None:
             return {"unknown": True}, ()
         store.contribute(
@@ -118,7 +132,7 @@ class Stores:
 
     def _pull(self, fields: Mapping[str, Any], _: Arrays) -> Reply:
         """Return the parameters, if they are newer."""
-        store = self._known(fields["store"])
+        store = self._known(fields)
         if store is None:
             return {"unknown": True}, ()
         store.settle(fields["after"])
@@ -128,7 +142,7 @@ class Stores:
 
     def _configure(self, fields: Mapping[str, Any], _: Arrays) -> Reply:
         """Change the optimizer's settings."""
-        store = self._known(fields["store"])
+        store = self._known(fields)
         if store is None:
             return {"unknown": True}, ()
         store.configure(registry.deserialize(json.loads(fields["optimizer"]), {}))
@@ -136,15 +150,16 @@ class Stores:
 
     def _assign(self, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
         """Set the parameters."""
-        store = self._known(fields["store"])
+        store = self._known(fields)
         if store is None:
             return {"unknown": True}, ()
         store.set(arrays[0], {}, store.version + 1)
+        self._save(fields["store"], store)
         return {"version": store.version}, ()
 
     def _slots(self, fields: Mapping[str, Any], _: Arrays) -> Reply:
         """Return copies of the slots."""
-        store = self._known(fields["store"])
+        store = self._known(fields)
         if store is None:
             return {"unknown": True}, ()
         found, version = store.snapshot()
@@ -182,7 +197,7 @@ class Stores:
 
     def _lookup(self, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
         """Return rows by their numbers."""
-        store = self._known(fields["store"])
+        store = self._known(fields)
         if not isinstance(store, TableStore):
             return {"unknown": True}, ()
         if fields["settles"]:
@@ -194,7 +209,7 @@ class Stores:
 
     def _push_rows(self, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
         """Update rows at once."""
-        store = self._known(fields["store"])
+        store = self._known(fields)
         if not isinstance(store, TableStore):
             return {"unknown": True}, ()
         numbers, gradients = arrays
@@ -205,7 +220,7 @@ class Stores:
 
     def _contribute_rows(self, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
         """Add rows to a synchronous update."""
-        store = self._known(fields["store"])
+        store = self._known(fields)
         if not isinstance(store, TableStore):
             return {"unknown": True}, ()
         numbers, gradients = arrays
@@ -217,12 +232,17 @@ class Stores:
     # --- checkpoints ---
 
     def _save_now(self, fields: Mapping[str, Any], _: Arrays) -> Reply:
-        """Write a checkpoint of a store, if there are updates since the latest one."""
-        store = self._known(fields["store"])
-        writer = self._writers.get(fields["store"])
-        if store is not None and writer is not None and store.version > store.saved:
+        """Write a checkpoint of a store, if there are updates since the latest one.
+
+        Blocks until it is written, as the server may be ended after that.
+        """
+        key = fields["store"]
+        store, writer = self._known(fields), self._writers.get(key)
+        if store is not None and writer is not None:
             writer.wait()
-            self._write(fields["store"], store, writer)
+            if store.version > store.saved:
+                writer.write(self._files[key], lambda: _contents(store))
+                self._saved()
         return {}, ()
 
     def _load(self, store: ParameterStore, fields: Mapping[str, Any]) -> None:
@@ -241,6 +261,7 @@ class Stores:
             store.add_slots([name for name in arrays if name != "parameters"])
         slots = {name: array for name, array in arrays.items() if name in store.slots}
         store.set(arrays["parameters"], slots, version)
+        store.saved = version
         store.source, store.restored = f"its checkpoint in {folder}", True
         logger.warning(
             "[parameter server] %s goes on from update %d, %s",
@@ -252,16 +273,15 @@ class Stores:
         writer = self._writers.get(key)
         if writer is None or not store.is_due:
             return
-        self._write(key, store, writer)
-
-    def _write(self, key: str, store: ParameterStore, writer: Writer) -> None:
-        def contents() -> Contents:
-            arrays, version = store.snapshot()
-            store.saved = version
-            return checkpoint.describe_part(store.part, arrays, version)
-
-        if writer.start(self._files[key], contents):
+        if writer.start(self._files[key], lambda: _contents(store)):
             self._saved()
+
+
+def _contents(store: ParameterStore) -> Contents:
+    """Copy what a checkpoint of a store has."""
+    arrays, version = store.snapshot()
+    store.saved = version
+    return checkpoint.describe_part(store.part, arrays, version)
 
 
 _METHODS: Mapping[str, Callable[[Stores, Mapping[str, Any], Arrays], Reply]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +80,7 @@ def registration(folder: Path, values: bool = True) -> tuple[dict[str, Any], lis
         "task": "worker:0",
         "slots": [],
         "version": 0,
+        "newest": False,
     }
     return fields, [np.ones(part.size, np.float32)] if values else []
 
@@ -94,10 +94,7 @@ def test_a_service_that_restarts_goes_on_from_its_checkpoint(tmp_path: Path) -> 
         push = {"store": "key", "count": 1.0, "seen": 0, "number": number, "worker": "a"}
         reply, (before,) = service.call("a", "push", push, [gradients.copy()])
     assert reply["version"] == 2
-    path = checkpoint.part_path(tmp_path, "key", 0, 1)
-    deadline = time.monotonic() + 20
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    service.call("a", "save", {"store": "key"}, [])
     again = ParameterService()
     assert again.call("a", "push", push, [gradients])[0] == {"unknown": True}
     reply, _ = again.call("a", "register", fields, values)
@@ -106,3 +103,35 @@ def test_a_service_that_restarts_goes_on_from_its_checkpoint(tmp_path: Path) -> 
     np.testing.assert_array_equal(after, before)
     _, slots = again.call("a", "slots", {"store": "key"}, [])
     assert slots[0].any()
+
+
+def test_newer_values_of_workers_win_over_a_checkpoint_where_they_may(tmp_path: Path) -> None:
+    written(tmp_path, 1, 7)
+    fields, _ = registration(tmp_path)
+
+    def register(version: int, value: float, *, newest: bool = True) -> tuple[int, bool]:
+        given = {**fields, "version": version, "newest": newest}
+        values = np.full(LAYOUT.size - LAYOUT.header, value, np.float32)
+        reply, _ = service.call("a", "register", given, [values])
+        return reply["version"], reply["taken"]
+
+    service = ParameterService()
+    assert register(9, 1.0, newest=False) == (7, False)
+    assert register(8, 2.0) == (8, True)
+    assert register(8, 3.0) == (8, False)
+    pull = {"store": "key", "after": -1}
+    assert service.call("b", "pull", {**pull, "seen": 9}, []) == ({"unknown": True}, ())
+    assert register(9, 4.0) == (9, True)
+    _, (found,) = service.call("b", "pull", {**pull, "seen": 8}, [])
+    assert (found == 4.0).all()
+
+
+def test_assigned_values_are_in_the_checkpoint_once_saving_returns(tmp_path: Path) -> None:
+    fields, values = registration(tmp_path)
+    service = ParameterService()
+    service.call("a", "register", fields, values)
+    service.call("a", "assign", {"store": "key", "seen": 0}, [values[0] + 2.0])
+    service.call("a", "save", {"store": "key"}, [])
+    found = checkpoint.read(checkpoint.part_path(tmp_path, "key", 0, 1))
+    assert found is not None
+    assert (found.arrays["parameters"] == 3.0).all()

@@ -7,11 +7,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import allreduce as ar
 from allreduce.cluster.launcher.cluster_job import free_ports
 from allreduce.cluster.spec import ClusterSpec
+from tests.harness import ROOT
 
 
 def describe(jobs: Mapping[str, int]) -> ClusterSpec:
@@ -64,3 +66,25 @@ def as_tf_config(spec: ClusterSpec, job: str, task: int) -> str:
     """Describe a task in TensorFlow's form."""
     lists = {name: list(tasks.values()) for name, tasks in spec.as_dict().items()}
     return json.dumps({"cluster": lists, "task": {"type": job, "index": task}})
+
+
+def launch(
+    options: Sequence[str], program: Path, *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program by the launcher, until all of its processes have ended without an error.
+
+    Args:
+        options: Those of the launcher.
+        program: The program's file.
+        arguments: The program's.
+    """
+    result = subprocess.run(
+        [sys.executable, "-m", "allreduce.run", *options, str(program), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from allreduce.strategies import parameter_server
 import allreduce as ar
 from allreduce.errors import TimeoutError, UnsupportedError, UsageError
 from allreduce.server.client.parameter_client import connect_all
-from tests.server.clusters import describe
+from tests.server.clusters import describe, task_command
 from tests.strategies.small_models import data, with_table, words
 
 Worker = Callable[..., ar.ParameterServerStrategy]
@@ -131,6 +132,22 @@ def test_moving_averages_are_the_chiefs(worker: Worker, monkeypatch: pytest.Monk
     other.close()
 
 
+def test_moving_averages_are_in_checkpoints(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    x, y = data()
+    first = worker(servers=2, checkpoint=tmp_path)
+    model = with_averages(first)
+    model.fit(x, y, batch_size=32, epochs=2, verbose=0)
+    monkeypatch.setattr(parameter_server, "_made", itertools.count(first._number))
+    again = with_averages(worker(servers=2, checkpoint=tmp_path))  # on other servers
+    again.train_on_batch(x[:1], y[:1])
+    averages = [each.numpy() for each in model.variables if not each.trainable]
+    found = [each.numpy() for each in again.variables if not each.trainable]
+    for mine, its in zip(found, averages, strict=True):  # but for a step with a momentum of 0.99
+        np.testing.assert_allclose(mine, its, rtol=0.05, atol=0.05)
+
+
 def test_assigned_values_reach_the_servers(worker: Worker) -> None:
     model, _ = trained(worker(), ar.optim.SGD(0.1))
     model.set_weights([np.zeros_like(each) for each in model.get_weights()])
@@ -147,6 +164,30 @@ def test_another_strategy_trains_anew(worker: Worker) -> None:
     _, found = trained(second, ar.optim.SGD(0.1))
     second.close()
     np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("staleness", [None, 1])
+def test_a_server_that_restarts_in_an_epoch_gets_gradients_again(
+    monkeypatch: pytest.MonkeyPatch, staleness: int | None
+) -> None:
+    spec = describe({"ps": 1, "worker": 1})
+    monkeypatch.setenv("ALLREDUCE_CLUSTER", spec.as_json())
+    monkeypatch.setenv("ALLREDUCE_TASK", "worker:0")
+    servers = [ar.Server(spec, "ps", 0)]
+
+    class Restarts(ar.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 3 and len(servers) == 1:
+                servers[0].close()
+                servers.append(ar.Server(spec, "ps", 0))
+
+    strategy = ar.ParameterServerStrategy(timeout=20, staleness=staleness)
+    _, history = trained(strategy, ar.optim.SGD(0.1), callbacks=[Restarts()], epochs=3)
+    updates = strategy.status()["updates"]["/job:ps/task:0"]
+    strategy.close()
+    servers[1].close()
+    assert history["loss"][-1] < history["loss"][0]
+    assert updates >= 3 * 8 - 1  # the epoch's rows again, but for what was under way
 
 
 def test_a_saved_model_goes_on_elsewhere(worker: Worker, tmp_path: Path) -> None:
@@ -245,6 +286,21 @@ def test_a_server_that_was_replaced_is_not_used_again() -> None:
         with pytest.raises(TimeoutError, match="start it again"):
             client.call("status", {})
     client.close()
+
+
+def test_a_server_that_waits_for_a_worker_ends_with_its_strategy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = describe({"ps": 1, "worker": 1})
+    monkeypatch.setenv("ALLREDUCE_CLUSTER", spec.as_json())
+    monkeypatch.setenv("ALLREDUCE_TASK", "worker:0")
+    command = [*task_command("ps", 0), "--until", "worker:0"]
+    with subprocess.Popen(command) as server:
+        try:
+            ar.ParameterServerStrategy(timeout=60).close()
+            assert server.wait(60) == 0
+        finally:
+            server.kill()
 
 
 def test_a_server_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

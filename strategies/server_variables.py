@@ -1,0 +1,180 @@
+"""What a worker's strategy has on parameter servers: arenas, tables, and assigned variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from allreduce.strategies.arena_link import ArenaLink
+from allreduce.strategies.server_options import ServerOptions
+from allreduce.strategies.server_state import ServerState, assigned_variables
+from allreduce.strategies.server_table import BLOCK_ROWS, ServerTable
+
+from allreduce.graph.replicate.compiled import Compiled
+from allreduce.graph.trace.variable import Variable
+from allreduce.graph.update.arena_plan import ArenaPlan
+from allreduce.server.client.parameter_client import ParameterServer
+
+
+class ServerVariables:
+    """Sends gradients and assigned values to all servers, and reads what they have.
+
+    Args:
+        servers: All servers.
+        options: The strategy's options.
+        task: This worker, for messages.
+        is_chief: Whether this worker's initial and assigned values count.
+        timeout: Seconds to wait until the chief has given values.
+        number: The number of the strategy in this program.
+
+    Attributes:
+        assigned: Whether the program has assigned a variable since the servers were told.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[ParameterServer],
+        options: ServerOptions,
+        *,
+        task: str,
+        is_chief: bool,
+        timeout: float,
+        number: int,
+    ) -> None:
+        self._servers, self._options, self._is_chief = servers, options, is_chief
+        self._number = number
+        self._common: dict[str, Any] = {"task": task, "is_chief": is_chief, "timeout": timeout}
+        self._common["checkpoint"] = options.checkpoint, options.checkpoint_every
+        self._links: dict[int, ArenaLink] = {}  # by id of the plan
+        self._tables: dict[Variable, ServerTable] = {}  # by the variable in their place
+        self._states: list[ServerState] = []
+        self.assigned = False
+
+    # --- registering ---
+
+    def prepare(self, compiled: Compiled) -> list[ArenaLink]:
+        """Return the links of the arenas that a step updates; new ones register with the servers.
+
+        Variables that the step assigns get the chief's values.
+        """
+        if any(id(plan) not in self._links for _, plan in compiled.updates):
+            known = {each for state in self._states for each in state.variables}
+            new = [each for each in assigned_variables(compiled) if each not in known]
+            if new:
+                turn = str(self._number)
+                self._states.append(ServerState(self._servers[0], new, **self._common, turn=turn))
+        return [self._link(rule, plan) for rule, plan in compiled.updates]
+
+    def _link(self, rule: Any, plan: ArenaPlan) -> ArenaLink:
+        found = self._links.get(id(plan))
+        if found is None:
+            same = [e for e in self._links.values() if set(e.plan.variables) & set(plan.variables)]
+            found = self._links[id(plan)] = ArenaLink(
+                *(self._servers, rule, plan),
+                **self._common,
+                turn=f"{self._number}.{len(same)}",
+                pipelines=bool(self._options.staleness),
+                gives_newest=self._gives_newest,
+            )
+        return found
+
+    @property
+    def _gives_newest(self) -> bool:
+        """Whether a server that has restarted takes workers' parameters, if they are newer.
+
+        With synchronous updates, all servers have the same number of updates, and so has every
+        worker's copy. A single server goes back to its checkpoint together with the rows that are
+        done, and loses nothing.
+        """
+        options = self._options
+        has_several = len(self._servers) > 1
+        return options.checkpoint is None or (options.update == "sync" and has_several)
+
+    def make_table(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        dtype: np.dtype[Any],
+        block: Callable[[int, int], np.ndarray],
+        anchor: Variable,
+    ) -> ServerTable:
+        """Make a table; see `ParameterServerStrategy.make_table`."""
+        made = ServerTable(
+            *(self._servers, name, shape, dtype, lambda number: block(number, BLOCK_ROWS)),
+            **self._common,
+            turn=str(self._number),
+        )
+        self._tables[anchor] = made
+        return made
+
+    # --- steps ---
+
+    def discard(self) -> None:
+        """Forget gradients of tables that are not sent."""
+        for table in self._tables.values():
+            table.discard()
+
+    def push(self, links: Sequence[ArenaLink]) -> None:
+        """Let the servers update at once."""
+        for link in links:
+            link.push()
+            for table in self._tables_of(link):
+                table.push(link.rule, link.count)
+
+    def contribute(self, links: Sequence[ArenaLink], update: int, share: int, of: int) -> None:
+        """Send all servers the gradients of a share that a synchronous update takes."""
+        for link in links:
+            link.contribute(update, share, of)
+            for table in self._tables_of(link):
+                table.contribute(link.rule, link.count, update, share, of)
+
+    def _tables_of(self, link: ArenaLink) -> list[ServerTable]:
+        """Return the tables that a link's optimizer updates."""
+        if not self._tables:
+            return []
+        return [self._tables[each] for each in link.plan.variables if each in self._tables]
+
+    def pull(self, after: int = -1) -> None:
+        """Take the newest parameters over; see `ArenaLink.pull`."""
+        for link in self._links.values():
+            link.pull(after)
+
+    # --- between steps ---
+
+    def send_changes(self) -> None:
+        """Send what the program has changed between steps; the chief's changes count."""
+        if not self._is_chief:
+            return
+        for link in self._links.values():
+            link.send_settings()
+            if self.assigned:
+                link.assign()
+        if self.assigned:
+            self.publish()
+        self.assigned = False
+
+    def publish(self) -> None:
+        """Write the chief's values of variables that steps assign."""
+        for state in self._states:
+            state.publish()
+
+    def refresh(self, *, slots: bool) -> None:
+        """Read the newest values, and the optimizers' slots if asked for."""
+        self.send_changes()
+        for link in self._links.values():
+            link.pull()
+            if slots:
+                link.pull_slots()
+        if not self._is_chief:  # whose own values count
+            for state in self._states:
+                state.fetch()
+
+    def save(self) -> None:
+        """Have the servers write checkpoints; blocks until they are written."""
+        for link in self._links.values():
+            link.save()
+        for table in self._tables.values():
+            table.save()
+        for state in self._states:
+            state.save()
