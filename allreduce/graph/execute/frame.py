@@ -102,7 +102,7 @@ class Frame:
         self.in_place = {value: self.gradient(node) for value, node in facts.stored.items()}
         self.outputs = Outputs(self.program, self.in_place, self.shape, self.device, returns)
         planned = replace(self.program, blocks=None) if concurrent else self.program
-        elsewhere = {*self.in_place, *self.outputs.output_nodes}
+        elsewhere = {*self.in_place, *self.outputs.output_nodes, *self.outputs.arriving}
         self.memory = Memory(planned, elsewhere, self.shape, self.device)
 
     @property

@@ -13,7 +13,7 @@ from allreduce import settings
 from allreduce.comm.arguments.arrays import dtype_named
 from allreduce.devices import COLLECTIVE, options
 from allreduce.devices.registry import runtime
-from allreduce.errors import UnsupportedError, UsageError
+from allreduce.errors import ShapeError, UnsupportedError, UsageError
 from allreduce.graph.core.node import Node, blame
 from allreduce.graph.core.op_table import located, lookup
 from allreduce.graph.execute.frame import Frame, Step
@@ -310,17 +310,30 @@ def _send(frame: Frame, node: Node) -> Step:
 
 
 def _receive(frame: Frame, node: Node) -> Step:
-    out, name = frame.buffer(node), stream_of(node)
-    device = frame.device(name.device)  # the device that copies
-    stream = device.own(name.kind)
     # Inside a task sends come first in issue order, so the value is there.
     timeout = settings.load().timeout if node.attrs["across"] else 1.0
 
-    def run() -> None:
+    if node.id in frame.outputs.arriving:
+        shape, dtype = frame.shape(node), node.spec.dtype
+
+        def take() -> None:
+            value = frame.rendezvous.receive(_key(frame, node), timeout)
+            if value.shape != shape or value.dtype != dtype:
+                raise ShapeError(
+                    f"{node.attrs['source']} has sent {value.dtype} {value.shape}, not {node.spec}"
+                )
+            frame.values[node.id] = value
+
+        return take
+    out, name = frame.buffer(node), stream_of(node)
+    device = frame.device(name.device)  # the device that copies
+    stream = device.own(name.kind)
+
+    def copy() -> None:
         device.copy(out, frame.rendezvous.receive(_key(frame, node), timeout), stream)
         frame.values[node.id] = out
 
-    return run
+    return copy
 
 
 def _feed(frame: Frame, node: Node) -> Step:

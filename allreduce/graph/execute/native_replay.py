@@ -70,7 +70,7 @@ class NativeReplay:
             return True
         if view is not None:
             return self._is_seen(node, part)
-        if node.op == "read":
+        if node.op == "read" or node.id in self._frame.outputs.arriving:
             self._loose.add(node.id)
             return False
         if self._loose.intersection(node.inputs):

@@ -36,7 +36,8 @@ class Outputs:
     Attributes:
         output_nodes: Nodes whose values are written to memory for the caller.
         nbytes: Bytes of one copy of each.
-        passing: Nodes whose values must be dropped after a step: these, their views, and inputs.
+        arriving: Large values of other tasks, which are read where they arrive.
+        passing: Nodes whose values must be dropped after a step: both, their views, and inputs.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Outputs:
                 and source is not None
                 and source.device is not None
                 and source.device.on_host
+                and source.op != "receive"
                 and source.id not in elsewhere
                 and source.id not in self._host  # returned twice: two arrays
                 and prod(shape(node)) == prod(shape(source))  # the memory holds nothing else
@@ -77,7 +79,9 @@ class Outputs:
         self.nbytes = sum(each.nbytes for each in self._host.values())
         self.nbytes += sum(each.nbytes for each in self._device_outputs.values())
         self.output_nodes = [*self._host, *self._device_outputs]
-        self.passing = [i for i, source in sources.items() if source.id in self.output_nodes]
+        self.arriving = {node.id for node in sources.values() if _arrives(node, shape(node))}
+        moving = {*self.output_nodes, *self.arriving}
+        self.passing = [i for i, source in sources.items() if source.id in moving]
         self.passing += [
             each.node.id for each in program.instructions if each.node.op in ("feed", "fetch")
         ]
@@ -108,15 +112,26 @@ class Outputs:
         return value if gives and value.flags.c_contiguous else value.copy()
 
 
+def _arrives(node: Node, shape: tuple[int, ...]) -> bool:
+    """Return whether a value of another task is so large that copying it costs more than it saves.
+
+    Its readers run in Python instead of native replay, as it is elsewhere in each step.
+    """
+    if node.op != "receive" or not node.attrs["across"]:
+        return False
+    assert node.device is not None, node
+    return node.device.on_host and prod(shape) * node.spec.dtype.itemsize >= LEAST_ZERO_COPY
+
+
 def _sources(program: Program) -> dict[int, Node]:
-    """Map each node to the node that computes its value: for a view, its base."""
+    """Map each node to the node that computes or receives its value: for a view, its base."""
     found: dict[int, Node] = {}
     for instruction in program.instructions:
         node, op = instruction.node, lookup(instruction.node.op)
         if op.view is not None:
             if node.inputs[0] in found:
                 found[node.id] = found[node.inputs[0]]
-        elif op.kind == "compute":
+        elif op.kind == "compute" or node.op == "receive":
             found[node.id] = node
     return found
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import queue
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
+import allreduce as ar
 from allreduce.server.protocol import segments
 from allreduce.server.protocol import task_pb2 as pb
+from tests.server.clusters import serving
 from tests.server.protocol.connected import Ends, connected
 
 LARGE = segments.SMALLEST // 4  # elements
@@ -89,3 +92,30 @@ def test_a_child_made_by_fork_frees_no_segment_of_its_parent(ends: Ends) -> None
         ends.send(np.full(LARGE, 2, np.float32))
         ends.received.get(timeout=10)
     assert set(kept.tolist()) == {1.0}
+
+
+def test_operators_read_a_tensor_where_it_arrives_and_let_go_of_it_after_the_step() -> None:
+    first, second = "/job:worker/task:0/cpu:0", "/job:worker/task:1/cpu:0"
+
+    def step(x: ar.Tensor) -> Any:
+        with ar.device(first):
+            large = ar.ops.broadcast_to(x, (LARGE,)) + 1.0
+        with ar.device(second):
+            return large, ar.ops.reshape(large, (2, -1))[1], ar.ops.relu(large) * 2.0
+
+    with (
+        serving(worker=2) as (sender, receiver),
+        ar.Session(sender.target, timeout=20) as session,
+    ):
+        kept = []
+        for i in range(segments.MOST_SEGMENTS + 3):
+            kept.append(session.run(step, args=(np.full(1, i, np.float32),)))
+        for i, (whole, half, doubled) in enumerate(kept):  # no later step has changed them
+            np.testing.assert_array_equal(whole, np.full(LARGE, i + 1, np.float32))
+            np.testing.assert_array_equal(half, np.full(LARGE // 2, i + 1, np.float32))
+            np.testing.assert_array_equal(doubled, np.full(LARGE, 2 * (i + 1), np.float32))
+        channel, _ = sender.connections.connect(receiver.task)
+        assert 0 < len(channel._sent._segments) < segments.MOST_SEGMENTS  # free after each step
+        (part,) = receiver.worker._parts.values()
+        (bound,) = part.executor.bound_programs
+        assert bound.frame.memory.nbytes < 4 * LARGE  # none is for the tensor
