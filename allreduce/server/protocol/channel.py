@@ -70,10 +70,10 @@ class Answer:
 class Channel:
     """One authenticated connection; sends are safe from several threads.
 
-    Two threads take turns to read: the one that has read a frame handles it, which may take a whole
-    step, while the other one waits for the next frame. So nothing is handed from thread to thread,
-    and an abort or a lost connection is noticed during a step. A client's connection has no such
-    threads: the thread that waits for an answer reads it.
+    The thread that has read a frame handles it, so nothing is handed from thread to thread. A frame
+    that may take long is handled after `hand_over`: another thread reads meanwhile, so an abort or
+    a lost connection is noticed during a step. A client's connection has no such threads: the
+    thread that waits for an answer reads it.
 
     Args:
         connection: A connected socket, after the handshake.
@@ -103,6 +103,7 @@ class Channel:
         self._socket = connection
         self._handle, self._lost = handle, lost
         self._reading, self._sending, self._ending = (threading.Lock() for _ in range(3))
+        self._reader = 0  # the thread that holds `_reading`, of those in the background
         self._is_local = connection.family == socket.AF_UNIX
         self._sent, self._received = segments.Sender(), segments.Receiver()
         self._descriptors: list[int] = []  # of segments, which have come and are not mapped yet
@@ -241,12 +242,26 @@ class Channel:
             finally:
                 self._reading.release()
 
+    def hand_over(self) -> None:
+        """Let the other thread read while this one handles a frame, which may take long.
+
+        Waking it takes as long as a small step, so frames that are quickly handled do without.
+        """
+        if self._reader == threading.get_ident():
+            self._reader = 0
+            self._reading.release()
+
     def _read(self) -> None:
+        own = threading.get_ident()
         while not self.ended:
-            with self._reading:
-                received = self._receive()
+            if self._reader != own:
+                self._reading.acquire()
+                self._reader = own
+            received = self._receive()
             if received is not None:
                 self._pass_on(*received)
+            del received  # arrays in shared memory, which the other end may use again
+        self.hand_over()
 
     def _pass_on(self, frame: pb.Frame, arrays: list[np.ndarray]) -> None:
         """Handle a frame; what goes wrong there ends the connection, and is logged."""

@@ -182,10 +182,13 @@ class Server(Refusing):
             self.worker.deliver(frame, arrays[0])
         elif kind == pb.Frame.ABORT:
             self.worker.abort(frame.handle, frame.step, PeerLostError(frame.error))
-        elif kind == pb.Frame.RELEASE:
-            self.worker.release([frame.handle])
-        elif kind in _ANSWERS or kind == pb.Frame.CALL:
-            self._answer(channel, frame, arrays)
+        else:
+            if kind != pb.Frame.RUN or not self.worker.is_quick(frame.handle):
+                channel.hand_over()
+            if kind == pb.Frame.RELEASE:
+                self.worker.release([frame.handle])
+            elif kind in _ANSWERS or kind == pb.Frame.CALL:
+                self._answer(channel, frame, arrays)
 
     def _answer(self, channel: Channel, frame: pb.Frame, arrays: Sequence[np.ndarray]) -> None:
         reply = pb.Frame(kind=pb.Frame.DONE, request=frame.request)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -27,6 +29,8 @@ from allreduce.server.protocol import task_pb2 as pb
 from allreduce.server.protocol.channel import Channel
 from allreduce.server.protocol.encode import Configuration, Description, decode
 from allreduce.server.task.rendezvous import RemoteRendezvous, lost
+
+_QUICK_SECONDS = 1e-3  # of a step, while which no other thread needs to read
 
 
 class StaleError(AllreduceError):
@@ -61,14 +65,18 @@ class _Part:
 
     Attributes:
         tasks: The tasks that the whole graph spans, and their generations.
+        waits: Whether it receives values from other tasks.
         running: The steps that are under way.
+        seconds: The duration of the latest step.
     """
 
     executor: Executor
     rendezvous: RemoteRendezvous
     variables: list[Variable]
     tasks: Mapping[str, int]
+    waits: bool
     running: set[int] = field(default_factory=set)
+    seconds: float = math.inf
     turn: threading.Lock = field(default_factory=threading.Lock)
 
     def abort(self, cause: BaseException) -> None:
@@ -115,7 +123,8 @@ class Worker:
             )
             executor = compile_part(self._host, graph, rendezvous)
             variables = [self._variables[each.name] for each in request.part.variables]
-            made = _Part(executor, rendezvous, variables, tasks)
+            waits = any(each.op == "receive" for each in graph.nodes)
+            made = _Part(executor, rendezvous, variables, tasks, waits)
             self._parts[request.handle] = made
             return [each.name for each in variables if each.name in self._empty]
 
@@ -161,10 +170,18 @@ class Worker:
             part.running.add(frame.step)
             try:
                 self._part(frame.handle)  # it may have been released meanwhile
-                return part.executor.run(feeds, StepInfo(frame.rows, 0, frame.step), False)
+                began = time.monotonic()
+                results = part.executor.run(feeds, StepInfo(frame.rows, 0, frame.step), False)
+                part.seconds = time.monotonic() - began
+                return results
             finally:
                 part.running.discard(frame.step)
                 part.rendezvous.end(frame.step)
+
+    def is_quick(self, handle: str) -> bool:
+        """Return whether a step of a part waits for no other task, and its latest one was short."""
+        part = self._parts.get(handle)
+        return part is not None and not part.waits and part.seconds < _QUICK_SECONDS
 
     def _part(self, handle: str) -> _Part:
         part = self._parts.get(handle)
