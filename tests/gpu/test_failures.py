@@ -26,7 +26,7 @@ LAUNCHERS = {
 }
 
 FAILING = """
-import os, signal, sys, time
+import os, signal, sys, threading, time
 from pathlib import Path
 
 if "hosts" in sys.argv:
@@ -36,6 +36,7 @@ if "hosts" in sys.argv:
 import numpy as np
 import allreduce as ar
 from allreduce import devices
+from allreduce.comm.transports.nccl import library
 
 folder, what = Path(sys.argv[1]), sys.argv[2]
 ar.config.set_strict_collectives(what == "differs, strict")
@@ -47,8 +48,21 @@ pids = comm.all_gather_object(os.getpid())
 while len(list(folder.glob("begun.*"))) < comm.size:  # a death sooner would end the gathering
     time.sleep(0.01)
 
+def is_watched():
+    return "allreduce-nccl-watchdog" in [each.name for each in threading.enumerate()]
+
+def status(handle):  # as if NCCL gave a number that its bindings do not know
+    return "" if threading.current_thread() is threading.main_thread() else handle.unknown
+
 def call():
     if comm.rank == 2:
+        if what.startswith("STANDIN"):
+            os.environ[what] = "1"
+        if what == "unknown status":
+            library.status = status
+            while not comm.dead:
+                time.sleep(0.01)
+            assert is_watched()  # for other communicators
         if what.startswith("dies"):
             os._exit(3)
         if what == "stops":
@@ -152,3 +166,22 @@ def test_strict_mode_compares_before_a_call_is_enqueued(tmp_path: Path) -> None:
         assert text.startswith("MismatchError"), text
         assert "float32[4]" in text, text
         assert "float32[3]" in text, text
+
+
+@SIMULATED
+@pytest.mark.parametrize(
+    ("what", "error"),
+    {
+        "STANDIN_NCCL_REFUSES": r"NCCL refused all_reduce\(float32\[4\], op='sum'\): ",
+        "STANDIN_NCCL_FAILS": r"NCCL could not enqueue a call: SystemError \(",
+        "unknown status": "watching calls on GPUs failed: AttributeError",
+    }.items(),
+)
+def test_a_failure_of_one_rank_ends_all_at_once(what: str, error: str, tmp_path: Path) -> None:
+    """The timeout is 30 s, longer than the ranks wait for each other."""
+    found = fail(tmp_path, "run", what)
+    assert len(found) == RANKS
+    for rank, text in enumerate(found[:2]):
+        said = rf"PeerLostError: \[nccl\] rank {rank}: rank 2 aborted the communicator: {error}"
+        assert re.match(said, text), text
+    assert re.match(rf"InternalError: \[nccl\] rank 2: {error}", found[2]), found[2]

@@ -25,7 +25,7 @@ from allreduce.comm.failures.reporter import group_text
 from allreduce.comm.transports.nccl import agreement, carries, watchdog
 from allreduce.comm.transports.nccl.comparison import CallComparison, calls_text
 from allreduce.devices import Device, Event, Stream, options
-from allreduce.errors import AllreduceError, Finding, InternalError
+from allreduce.errors import AllreduceError, Finding
 
 _SPIN_SECONDS = 0.0005  # of a wait, without sleeping
 _SLEEP_SECONDS = 0.0002
@@ -106,8 +106,9 @@ class NcclTransport(Transport):
         number = 0 if self._comparison is None else self._comparison.add(calls)
         try:
             event = member.enqueue(calls, ordered=ordered)
-        except InternalError:
-            self.watch.explain()
+        except AllreduceError as error:
+            if not error.everywhere:  # the others have enqueued it, and wait
+                self.watch.refuse(text, error)
             raise
         return NcclWork(self, self.watch.begin(event, text, number), result)
 

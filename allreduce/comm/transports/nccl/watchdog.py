@@ -28,6 +28,7 @@ from allreduce.errors import (
     AllreduceError,
     ClosedError,
     Finding,
+    InternalError,
     MismatchError,
     PeerLostError,
     TimeoutError,
@@ -118,6 +119,14 @@ class Watch:
                 self._find()
             except AllreduceError as error:
                 self._fail(error)
+            except Exception as error:
+                logger.exception("%s: an unexpected error ends the communicator", self._where)
+                self._fail(
+                    InternalError(
+                        f"{self._where}: watching calls on GPUs failed: {error!r}; please report "
+                        "it with the traceback in the log"
+                    )
+                )
 
     def check(self) -> None:
         """Raise if the communicator has failed: first the cause, later `ClosedError`."""
@@ -156,13 +165,32 @@ class Watch:
                 self.give_up("the comparison of the members' calls", self._timeout)
             time.sleep(_POLL_SECONDS)
 
-    def explain(self) -> None:
-        """Raise the failure for which NCCL has refused a call, if it becomes known soon."""
-        until = time.monotonic() + _NEWS_SECONDS
-        while time.monotonic() < until:
-            self.look()
-            self.check()
-            time.sleep(_POLL_SECONDS)
+    def refuse(self, what: str, error: AllreduceError) -> None:
+        """End the communicator on all members, for a call that could not be enqueued on this one.
+
+        Blocks up to a second, for the store to learn of a death that NCCL has seen.
+
+        Args:
+            what: The call.
+            error: Why.
+
+        Raises:
+            AllreduceError: The cause, unless a failure was known before.
+        """
+        with self._lock:
+            if self._failure is None:
+                try:
+                    self._ask(_NEWS_SECONDS)
+                    self._look_at_control()
+                except AllreduceError as cause:
+                    error = cause
+                else:
+                    if isinstance(error, TimeoutError):  # of connecting members
+                        error = reworded(error, f"{error}; in {what}, {self._missing()}")
+                self._fail(error)
+            if self._raised:
+                return  # `error` says so
+        self.check()
 
     def give_up(self, what: str, waited: float) -> None:
         """End the communicator after a timeout.
@@ -317,7 +345,10 @@ def _wake() -> None:
 
 def _look(watches: Sequence[Watch]) -> bool:
     for watch in watches:
-        watch.look()
+        try:
+            watch.look()
+        except Exception:  # of ending a communicator: the thread watches others, too
+            logger.exception("a communicator of GPUs could not be ended")
     return any(watch.busy and not watch.failed for watch in watches)
 
 

@@ -161,26 +161,41 @@ int put_on_stream(Launch* made) {
   return kUnhandledCudaError;
 }
 
+// Whether a variable names the number of this launch, from 0.
+bool is_asked(const char* variable, std::uint64_t number) {
+  const char* text = getenv(variable);
+  return text && strtoull(text, nullptr, 10) == number;
+}
+
 int launch(Communicator* communicator, std::vector<Call> calls) {
   if (communicator->state != kSuccess)
     return refuse(communicator, kInvalidUsage, "the communicator is not ready, or has failed");
+  const std::uint64_t number = communicator->launches++;
+  if (is_asked("STANDIN_NCCL_REFUSES", number))
+    return refuse(communicator, kSystemError, "it was told to refuse this call");
+  const bool fails = is_asked("STANDIN_NCCL_FAILS", number);
   auto* made = new Launch{communicator, std::move(calls), communicator->sequence};
   // A root's group has more transfers than the others': only collectives count.
   const auto collectives = std::count_if(made->calls.begin(), made->calls.end(), [](const Call& c) {
     return c.kind != kSend && c.kind != kReceive;
   });
   // NCCL connects ranks in the background at first calls. The stream has the call only afterwards.
-  const bool is_late = !communicator->is_blocking && communicator->launches++ % kLateCalls == 0;
+  const bool is_late = fails || (!communicator->is_blocking && number % kLateCalls == 0);
   communicator->sequence += static_cast<std::uint64_t>(collectives);
   ++communicator->outstanding;
   if (!is_late) return put_on_stream(made);
   communicator->state = kInProgress;
   ++communicator->outstanding;
-  std::thread([made, communicator] {
+  std::thread([made, communicator, fails] {
     usleep(kLateMicroseconds);
     standin_enter(communicator->device);
-    const int wrong = put_on_stream(made);
-    communicator->state = wrong;
+    if (fails) {
+      --communicator->outstanding;
+      delete made;
+      communicator->state = kSystemError;
+    } else {
+      communicator->state = put_on_stream(made);
+    }
     --communicator->outstanding;
   }).detach();
   return kInProgress;
