@@ -3,8 +3,10 @@
     mpirun -n 2 python mpi_examples/model_parallel.py   # two replicas, four devices
     python mpi_examples/model_parallel.py               # one replica, two devices
 
-Tensors that cross devices are copied automatically. The same model is also trained on one device
-of each replica: the weights are the same, to the bit.
+Devices are GPUs where there are some, otherwise CPUs; if a rank has only one, it is split into two
+logical ones. Tensors that cross devices are copied automatically. The same model is also trained on
+one device of each replica: the weights are the same, to the bit (on GPUs, of one or two replicas:
+NCCL may add up those of more in another order).
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ def train(strategy: ar.Strategy, second: str, epochs: int) -> ar.nn.Sequential:
     model.fit(images[:-HELD_OUT], labels[:-HELD_OUT], epochs=epochs, batch_size=64, verbose=0)
     _, accuracy = model.evaluate(*held_out, verbose=0)
     if strategy.communicator.rank == 0:
-        where = " and ".join(dict.fromkeys(["CPU:0", second]))
+        where = " and ".join(dict.fromkeys([f"{second.partition(':')[0]}:0", second]))
         print(f"on {where} of each replica: test accuracy {accuracy:.4f}")
     return model
 
@@ -44,9 +46,10 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     epochs = parser.parse_args().epochs
     ar.set_seed(0)
-    ar.config.set_logical_devices("CPU", 2)
+    kind = "GPU" if ar.config.list_physical_devices("GPU") else "CPU"
+    ar.config.set_logical_devices(kind, 2)
     strategy = ar.MultiWorkerMirroredStrategy(devices_per_replica=2)
-    two, one = (train(strategy, second, epochs) for second in ("CPU:1", "CPU:0"))
+    two, one = (train(strategy, f"{kind}:{second}", epochs) for second in (1, 0))
     pairs = zip(two.get_weights(), one.get_weights(), strict=True)
     equal = all(np.array_equal(a, b) for a, b in pairs)
     if strategy.communicator.rank == 0:

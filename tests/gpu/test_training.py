@@ -79,6 +79,17 @@ def test_one_process_trains_on_all_gpus(on_cpus: list[float]) -> None:
     np.testing.assert_allclose(found, on_cpus, rtol=2e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("gpus", ["2", "4"])  # of both ranks: two logical ones, or two, for each
+def test_a_model_on_two_gpus_of_each_rank_has_the_weights_of_one(gpus: str) -> None:
+    example = str(ROOT / "mpi_examples" / "model_parallel.py")
+    command = [str(ROOT / ".venv/bin/mpirun"), "-n", "2", sys.executable, example, "--epochs", "1"]
+    own = {"MPI4PY_LIBMPI": str(ROOT / ".venv/lib/libmpi.so.12"), "STANDIN_DEVICES": gpus}
+    environment = {**os.environ, **own, "STANDIN_SEED": "3"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert "on GPU:0 and GPU:1 of each replica: test accuracy" in done.stdout, done.stderr[-3000:]
+    assert "with 2 replicas: weights are the same to the bit" in done.stdout
+
+
 CHECKED = """
 import numpy as np
 import allreduce as ar

@@ -21,8 +21,19 @@ from allreduce.events import logger
 
 _LOOK_SECONDS = 0.0005  # between looks at an unfinished call
 
-# NCCL wants the calls of a device's communicators in one order, so one thread enqueues at a time.
-_enqueuing: dict[int, threading.RLock] = {}
+
+class _Order:
+    """The order of calls on one GPU: one thread enqueues at a time, each call behind the last.
+
+    NCCL wants it to be the same on all members, whichever communicators the calls are of.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.last: tuple[Any, Event] | None = None  # a stream, and the end of its last call
+
+
+_orders: dict[str, _Order] = {}  # by the GPU's UUID: logical devices share it
 
 
 class NcclMember:
@@ -54,7 +65,7 @@ class NcclMember:
         self.stream: Any = device.own(COLLECTIVE)
         self.aborted = False
         self._lock = threading.RLock()
-        self._order = _enqueuing.setdefault(id(self.stream), threading.RLock())
+        self._order = _orders.setdefault(device.identity, _Order())
         self._enter()
         self.handle = library.begin(size, rank, identifier)
         self._settle("make a communicator")
@@ -102,10 +113,13 @@ class NcclMember:
     @contextmanager
     def enqueuing(self, ordered: bool) -> Iterator[None]:
         """Hold the device's order of calls; unless `ordered`, go behind all its earlier work."""
-        with self._order:
+        order = self._order
+        with order.lock:
             self._enter()
             if not ordered:
                 self.device.order_behind_all(self.stream)
+            if order.last is not None and order.last[0] is not self.stream:
+                self.stream.wait(order.last[1])
             yield
 
     def enqueue(self, calls: Sequence[PreparedOnDevice], *, ordered: bool = False) -> Event:
@@ -123,6 +137,7 @@ class NcclMember:
                 self._destroy(operators)
             arrays = [array for each in calls for array in (each.x, each.out)]
             ended: Event = self.stream.hold(*arrays)
+            self._order.last = self.stream, ended
             return ended
 
     def _enqueue(self, calls: Sequence[PreparedOnDevice]) -> list[int]:

@@ -61,7 +61,7 @@ class NcclTransport(Transport):
         self._where = f"[nccl] {group_text(group)}{self.called(self.index)}"
         self._comparison = None if plane is None else CallComparison(plane, group, self._where)
         self.watch = watchdog.Watch(control, self._comparison, self._where, timeout, lives)
-        self._member: Any = None  # NcclMember
+        self._members: dict[Device, Any] = {}  # NcclMember, or OneGpuMember
         self._making = threading.Lock()
 
     @property
@@ -116,11 +116,14 @@ class NcclTransport(Transport):
         carries.check_carries(where, call.collective, call.op, call.dtype)
 
     def member(self, device: Device) -> Any:
-        """Return the NCCL communicator; all members make it together at the first call."""
+        """Return the NCCL communicator of a device's arrays.
+
+        All members make it together, at the first call of arrays on that device.
+        """
         with self._making:
-            if self._member is None:
-                self._member = self._make(device)
-            return self._member
+            if device not in self._members:
+                self._members[device] = self._make(device)
+            return self._members[device]
 
     def _make(self, device: Device) -> Any:
         found = self._agree(device)
@@ -130,7 +133,7 @@ class NcclTransport(Transport):
             agreement.check(self._where, found, self.called)
             made = self._with_nccl(device)
         self._meet("barrier", None, "finish it")
-        self.watch.member = made
+        self.watch.members.append(made)
         watchdog.add(self.watch)
         device.guards.append(self.watch.settle)
         return made
@@ -226,27 +229,30 @@ class NcclTransport(Transport):
 
     def _free(self) -> None:
         """End NCCL's calls of a dead communicator, which would wait for ever."""
-        if self._member is not None:
-            self._member.abort()
+        for member in self._members.values():
+            member.abort()
 
     def close(self, drain: bool) -> None:
-        member, complete = self._member, drain and not self.dead
-        if member is not None:
-            if complete:
+        members, complete = self._members.values(), drain and not self.dead
+        if complete:
+            for member in members:
                 member.stream.synchronize()
+        if members:
             self.watch.leave(complete)
+        for member in members:
             if self.watch.settle in member.device.guards:
                 member.device.guards.remove(self.watch.settle)
-            if complete and not self.dead:
+        if complete and not self.dead:
+            for member in members:
                 member.close()
-            else:
-                self._free()
+        else:
+            self._free()
         if self._plane is not None:
             self._plane.close(drain=False)
         self.control.close(drain)
 
     def close_inherited(self) -> None:
-        self._member = None  # CUDA does not work in a child made by fork
+        self._members = {}  # CUDA does not work in a child made by fork
         if self._plane is not None:
             self._plane.close_inherited()
         self.control.close_inherited()

@@ -69,9 +69,10 @@ class Watch:
         where: A prefix for messages.
         timeout: Seconds that a call may take.
         lives: Raises if a process has died, or its death becomes known within so many seconds.
-    """
 
-    member: Any = None  # NcclMember
+    Attributes:
+        members: Its members of NCCL's communicators, one for each of its devices.
+    """
 
     def __init__(
         self,
@@ -83,6 +84,7 @@ class Watch:
     ) -> None:
         self._control, self._comparison = control, comparison
         self._where, self._timeout, self._lives = where, timeout, lives
+        self.members: list[Any] = []  # NcclMember, or OneGpuMember
         self._calls = deque[Enqueued]()
         self._ended = 0  # of the calls to compare, those that have ended
         self._failure: AllreduceError | None = None
@@ -113,7 +115,7 @@ class Watch:
     def look(self) -> None:
         """Look for failures; the first one aborts the communicator. Does not block."""
         with self._lock:
-            if self._failure is not None or self.closed or self.member is None:
+            if self._failure is not None or self.closed or not self.members:
                 return
             try:
                 self._find()
@@ -218,8 +220,9 @@ class Watch:
         self._drop_ended()
         self._compare()
         self._look_at_control()
-        status = self.member.status()
-        if status and status != "InProgress":
+        found = [each.status() for each in self.members]
+        status = next((each for each in found if each not in ("", "InProgress")), "")
+        if status:
             self._ask(_NEWS_SECONDS)
             self._look_at_control()
             raise ClosedError(f"{self._where}: NCCL reported {status}; its log says more")
@@ -306,7 +309,8 @@ class Watch:
             fault = next((name for kind, name in _FAULTS.items() if isinstance(error, kind)), "")
             text = str(error).removeprefix(f"{self._where}: ")
             self._control.end(error.finding or Finding(fault or "aborted", text))
-        self.member.abort()
+        for member in self.members:
+            member.abort()
 
 
 # By id, for the thread, which runs while there are some.
