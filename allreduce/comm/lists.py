@@ -16,7 +16,7 @@ from allreduce.cluster import SilentError
 from allreduce.comm.arguments import call_text, checks, scaling
 from allreduce.comm.arguments.arrays import BorrowedArray, borrow, borrow_out
 from allreduce.comm.arguments.checks import UNSCALED, Context, Options
-from allreduce.comm.arguments.device_arrays import device_of
+from allreduce.comm.arguments.device_arrays import check_list, device_of
 from allreduce.comm.arguments.overlap import check_apart
 from allreduce.comm.arguments.prepare import Prepared, new_output, prepare
 from allreduce.comm.calls.call import ROOTED, Array
@@ -119,8 +119,16 @@ def _start_on_device(
         )
         for i, each in enumerate(x)
     ]
+    if out is not None:
+        check_list(context, device, calls)
+    gets = context.collective != "reduce" or context.rank == calls[0].call.root
+
+    def result() -> Any:
+        results = [each.result() for each in calls]
+        return (results if out is None else out) if gets else None
+
     transport = comm.device_transport(context, device)
-    return comm.in_order(context, partial(transport.start_list_on_device, calls))
+    return comm.in_order(context, partial(transport.start_list_on_device, calls, result))
 
 
 @contextlib.contextmanager

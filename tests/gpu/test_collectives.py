@@ -189,13 +189,17 @@ def test_the_ranks_of_a_slurm_step_reduce() -> None:
 
 CASES = (
     *("every_length", "into_out", "everybody_to_everybody", "unequal_exchange", "equal_bits"),
-    *("in_flight", "started", "scaled"),
+    *("in_flight", "started", "scaled", "lists"),
+)
+GROUPS = (
+    *("every_call_of_a_group", "without_color", "of_ranks", "made_while_calls_are_under_way"),
+    *("nested", "closed_in_any_order", "works_of_groups", "messages", "messages_in_order"),
 )
 
 
 @pytest.mark.skipif(launch.has_driver(), reason="needs three GPUs")
 @pytest.mark.parametrize(
-    "cases", [CASES, pytest.param(("carried_pairs",), marks=pytest.mark.torture)]
+    "cases", [CASES, GROUPS, pytest.param(("carried_pairs",), marks=pytest.mark.torture)]
 )
 def test_the_cases_of_collectives_on_cpus_hold_on_gpus(cases: tuple[str, ...]) -> None:
     script = Path(__file__).with_name("collective_cases.py")

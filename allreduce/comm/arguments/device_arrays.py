@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from allreduce.comm.arguments import checks, scaling
 from allreduce.comm.arguments.checks import UNSCALED, Context, Options
+from allreduce.comm.arguments.overlap import check_apart, check_overlap
 from allreduce.comm.arguments.prepare import checked_options, describe, result_shape
-from allreduce.comm.calls.call import ANY, Call
+from allreduce.comm.calls.call import ANY, Array, Call
 from allreduce.comm.core.transport import PreparedOnDevice
 from allreduce.devices import COLLECTIVE, Device, owner
 from allreduce.errors import ShapeError, UnsupportedError, UsageError
@@ -48,9 +50,52 @@ def prepare(
             f"{context.where}: out must have shape {wanted} and dtype {dtype}, but has "
             f"{tuple(out.shape)} and {out.dtype}"
         )
+    elif x is not None:
+        check_overlap(context, _place(device, x), _place(device, out), options)
     factor = 1.0 if options.scale is UNSCALED else _product(context, options, dtype)
     answer = given if gets and given is not None else out
     return PreparedOnDevice(call, device, x, out, factor, lambda: answer)
+
+
+def check_list(context: Context, device: Device, calls: Sequence[PreparedOnDevice]) -> None:
+    """Refuse a list's outputs that overlap each other, or the input of another item.
+
+    The device reads and writes all items at the same time.
+    """
+    pairs = [(each.x, each.out) for each in calls if each.out is not None]
+    inputs = [_place(device, x) for x, _ in pairs]
+    outputs = [_place(device, out) for _, out in pairs]
+    check_apart(context.where, inputs, outputs)
+    written = {out.ctypes.data: i for i, out in enumerate(outputs) if out.size}
+    for i, x in enumerate(inputs):
+        other = written.get(x.ctypes.data, i)
+        if x.size and other != i:
+            raise UsageError(
+                f"{context.where}: item {other} of out is item {i} of the list, which a GPU reads "
+                "while it writes; pass another array, or a copy"
+            )
+
+
+class _Interface:
+    """Describes where an array lies, as NumPy reads it.
+
+    Args:
+        address: In the device's address space.
+        array: Contiguous.
+    """
+
+    def __init__(self, address: int, array: Any) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (address, False),
+            "shape": tuple(array.shape),
+            "typestr": f"|V{array.dtype.itemsize}",
+        }
+
+
+def _place(device: Device, array: Any) -> Array:
+    """Return an array that can be compared with others by its place, but must not be read."""
+    return np.asarray(_Interface(device.address(array), array))
 
 
 def prepare_message(
@@ -81,9 +126,9 @@ def _own(context: Context, name: str, array: Any, device: Device) -> Any:
         return None
     if not (device.holds(array) or device.borrows(array)):
         where = owner(array)
-        place = "the host's memory" if where is None else f"{where.name.local}'s"
+        whose = "the host" if where is None else where.name.local
         raise UsageError(
-            f"{context.where}: {name} lies in {place}, but the call's other array on "
+            f"{context.where}: {name} lies in {whose}'s memory, but the call's other array on "
             f"{device.name.local}; copy one of them, so that both lie on one device"
         )
     found = device.view(array, device.own(COLLECTIVE))

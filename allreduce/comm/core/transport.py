@@ -346,8 +346,10 @@ class DeviceTransport(Protocol):
                 on already; otherwise it is put behind all that the device was given before.
         """
 
-    def start_list_on_device(self, calls: Sequence[PreparedOnDevice]) -> Work:
-        """Enqueue several calls as one; its result is the list of theirs."""
+    def start_list_on_device(
+        self, calls: Sequence[PreparedOnDevice], result: Callable[[], Any]
+    ) -> Work:
+        """Enqueue several calls as one; its `wait` returns `result()`."""
 
     def check_carries(self, where: str, call: Call) -> None:
         """Refuse a call whose dtype or operator it does not carry on devices."""

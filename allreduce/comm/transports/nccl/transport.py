@@ -91,8 +91,10 @@ class NcclTransport(Transport):
     def start_on_device(self, ready: PreparedOnDevice, *, ordered: bool = False) -> NcclWork:
         return self._enqueue([ready], ready.result, ordered)
 
-    def start_list_on_device(self, calls: Sequence[PreparedOnDevice]) -> NcclWork:
-        return self._enqueue(calls, lambda: [each.result() for each in calls], False)
+    def start_list_on_device(
+        self, calls: Sequence[PreparedOnDevice], result: Callable[[], Any]
+    ) -> NcclWork:
+        return self._enqueue(calls, result, False)
 
     def _enqueue(
         self, calls: Sequence[PreparedOnDevice], result: Callable[[], Any], ordered: bool
