@@ -102,6 +102,8 @@ import allreduce as ar
 from allreduce import devices
 
 what = sys.argv[1]
+if what == "versions" and os.environ["ALLREDUCE_RANK"] == "1":
+    os.environ["STANDIN_NCCL_VERSION"] = "22703"
 comm = ar.init(timeout=20)
 if comm.rank == 1:
     if what == "package":
@@ -123,22 +125,117 @@ except ar.AllreduceError as error:
 @pytest.mark.parametrize(
     ("what", "texts"),
     {
-        "package": ["UnsupportedError", "NCCL cannot be loaded on rank 1: ", "pip install"],
+        "package": ["UnsupportedError", "NCCL cannot be used on rank 1: ", "pip install"],
         "shared memory": ["NCCL could not make a communicator: SystemError", "--shm-size=1g"],
     }.items(),
 )
 def test_what_keeps_ranks_from_nccl_is_said_on_all(
     what: str, texts: list[str], tmp_path: Path
 ) -> None:
-    script = tmp_path / "rank.py"
-    script.write_text(RANKS)
-    command = [sys.executable, "-m", "allreduce.run", "-n", "2", str(script), what]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = ranks(tmp_path, what)
     said = [line.partition("] ")[2] for line in done.stdout.splitlines()]
     assert len(said) == 2, done.stderr[-2000:]
     for line in said:
         for text in texts:
             assert text in line, line
+
+
+def without(function: str, folder: Path) -> str:
+    """Make a libnccl that lacks a function; returns its path."""
+    name, library = function.encode() + b"\0", folder / "libnccl.so.2"
+    whole = (launch.build() / library.name).read_bytes()
+    assert name in whole
+    library.write_bytes(whole.replace(name, name.upper()))
+    return str(library)
+
+
+def ranks(folder: Path, what: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run two ranks of RANKS."""
+    script = folder / "rank.py"
+    script.write_text(RANKS)
+    command = [sys.executable, "-m", "allreduce.run", "-n", "2", str(script), what]
+    environment = {**os.environ, **variables}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("function", ["ncclCommInitRankConfig", "ncclRedOpDestroy"])
+def test_a_library_that_lacks_a_function_is_found_at_the_start(
+    function: str, tmp_path: Path
+) -> None:
+    old = without(function, tmp_path)
+    preload = re.sub(r"[^:]*libnccl[^:]*", old, os.environ["LD_PRELOAD"])
+    done = ranks(tmp_path, "old", LD_PRELOAD=preload, STANDIN_NCCL_VERSION="21212")
+    said = [line.partition("] ")[2] for line in done.stdout.splitlines()]
+    assert len(said) == 2, done.stderr[-2000:]
+    for line in said:
+        assert line.startswith("UnsupportedError [nccl] rank "), line
+        assert "NCCL cannot be used on rank 0, rank 1: NCCL 2.12.12 " in line
+        assert f"has no {function}; it takes NCCL 2.14 or later" in line
+        assert "pip install" in line
+        assert "reduced" not in line
+
+
+def test_ranks_with_different_libraries_are_told(tmp_path: Path) -> None:
+    done = ranks(tmp_path, "versions")
+    assert done.stdout.count("reduced") == 2, done.stderr[-2000:]
+    assert "2.32.3 on rank 0; 2.27.3 on rank 1; install the same one for all" in done.stderr
+
+
+def test_two_libraries_in_one_process_are_told(tmp_path: Path) -> None:
+    copy = tmp_path / "libnccl.so.2"
+    copy.write_bytes((launch.build() / copy.name).read_bytes())
+    text = f"import ctypes; other = ctypes.CDLL({str(copy)!r})\n"
+    text += "from allreduce.comm.transports.nccl import library; print(library.version())"
+    done = alone(text)
+    assert done.stdout == "2.32.3\n", done.stderr
+    assert "two NCCL libraries are loaded in this process: " in done.stderr
+    assert str(copy) in done.stderr
+
+
+def test_more_ranks_than_gpus_are_refused_on_all(tmp_path: Path) -> None:
+    script = tmp_path / "rank.py"
+    script.write_text(
+        "import allreduce as ar\n"
+        "try:\n"
+        "    ar.init(timeout=20)\n"
+        "except ar.UsageError as error:\n"
+        "    print(error, flush=True)\n"
+    )
+    command = [sys.executable, "-m", "allreduce.run", "-n", "3", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.count("too few for one each; start 2 ranks here, or let") == 3, done.stderr
+
+
+TWO_GPUS = """
+import numpy as np
+import allreduce as ar
+from allreduce import devices
+
+comm = ar.init()
+x, y = (devices.lookup(f"GPU:{n}").allocate(16).array(np.float32, (4,)) for n in (0, 1))
+for call in (
+    lambda: comm.all_reduce(x, out=y),
+    lambda: comm.all_reduce([x, y]),
+    lambda: comm.all_reduce([x, np.zeros(4, np.float32)]),
+    lambda: comm.all_reduce(np.zeros(4, np.float32), out=x),
+):
+    try:
+        call()
+    except ar.UsageError as error:
+        print(error)
+"""
+
+
+def test_a_call_of_arrays_on_two_devices_is_refused() -> None:
+    done = alone(TWO_GPUS)
+    told = [line.partition(": all_reduce: ")[2] for line in done.stdout.splitlines()]
+    ends = "but the call's other array on GPU:0; copy one of them, so that both lie on one device"
+    assert told == [
+        f"out lies in GPU:1's memory, {ends}",
+        f"item 1 of the list: the array lies in GPU:1's memory, {ends}",
+        f"item 1 of the list: the array lies in the host's memory, {ends}",
+        f"the array lies in the host's memory, {ends}",
+    ], done.stderr
 
 
 GOOD = Facts("of a GPU", "2.32.3", "", "")
@@ -154,7 +251,7 @@ def called(member: int) -> str:
         (GOOD, "rank 0 and rank 1 use one GPU, which NCCL refuses"),
         (
             Facts("of another", "", 'Failure finding "libnccl.so.2"', ""),
-            'NCCL cannot be loaded on rank 1: Failure finding "libnccl.so.2"; pip install',
+            'NCCL cannot be used on rank 1: Failure finding "libnccl.so.2"; pip install',
         ),
         (
             Facts("of a slice", "2.32.3", "", "NVIDIA A100 MIG 1g.5gb"),

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from allreduce.comm.transports.nccl import library
 from tests.gpu import launch
 
 PACKAGES = ("cuda", "nccl", "cupy")
@@ -146,6 +147,17 @@ def test_names_and_arguments_are_those_of_the_real_packages() -> None:
             ]
             assert not missing, f"{where} also needs {missing}"
     assert checked >= 20, f"only {checked} calls were found: the scanner misses them"
+
+
+def test_nccl_is_asked_for_all_calls_that_are_made() -> None:
+    """The library looks for these in libnccl before the first of them."""
+    folder = launch.ROOT / "allreduce" / "comm" / "transports" / "nccl"
+    made = {
+        name
+        for path in folder.glob("*.py")
+        for name in re.findall(r"\bapi\.([a-z]\w+)\(", path.read_text())
+    }
+    assert made == set(library.CALLS)
 
 
 def test_the_stand_in_nccl_takes_the_arguments_of_the_real_one() -> None:

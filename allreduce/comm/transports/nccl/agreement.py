@@ -52,7 +52,7 @@ def facts_of(device: Device) -> Facts:
         from allreduce.comm.transports.nccl import library
 
         version = library.version()
-    except (ImportError, RuntimeError) as error:  # the package, or the library
+    except (ImportError, OSError, RuntimeError) as error:  # the package, or the library
         missing = " ".join(str(error).split())
     partial: str = getattr(device, "partition", "")
     return Facts(device.identity, version, missing, partial)
@@ -97,7 +97,7 @@ def _missing(
     first, why = lacking[0]
     who = ", ".join(called(member) for member, _ in lacking)
     return UnsupportedError(
-        f"{where}: NCCL cannot be loaded on {who}: {why or called(first)}; "
+        f"{where}: NCCL cannot be used on {who}: {why or called(first)}; "
         "pip install 'allreduce[cuda12]' (or [cuda13]) for all ranks, or pass arrays on the host"
     )
 

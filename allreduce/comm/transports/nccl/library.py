@@ -14,10 +14,22 @@ from numpy.typing import NDArray
 
 from allreduce.comm.calls.call import Call
 from allreduce.comm.transports.nccl.carries import OPERATORS, TYPES
+from allreduce.errors import UnsupportedError
 from allreduce.events import logger
 
 _ON_HOST = 1  # ncclScalarHostImmediate: the factor is read during the call
 _ID_BYTES = 128
+
+# The calls of NCCL's bindings that this package makes. The youngest, ncclCommInitRankConfig, came
+# with NCCL 2.14. The bindings load older libraries, too, and fail at the first call of what is
+# missing.
+CALLS = (
+    *("get_version", "get_unique_id", "get_last_error", "group_start", "group_end"),
+    *("comm_init_rank_config", "comm_get_async_error", "comm_abort", "comm_destroy"),
+    *("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "send", "recv"),
+    *("red_op_create_pre_mul_sum", "red_op_destroy"),
+)
+_OLDEST = "2.14"
 _naming = threading.Lock()
 _SHARED_MEMORY = "/dev/shm"
 _LEAST_SHARED = 256 << 20  # bytes; NCCL's guide advises containers to have 1 GiB
@@ -56,7 +68,11 @@ def scaled_sum(handle: Any, dtype: str, factor: float) -> int:
 
 
 def version() -> str:
-    """Return the version of libnccl; the first call logs it with the file's path."""
+    """Return the version of libnccl; the first call logs it with the file's path.
+
+    Raises:
+        UnsupportedError: It lacks a call that this package makes.
+    """
     with _naming:  # several replicas may ask at once
         return _version()
 
@@ -65,6 +81,11 @@ def version() -> str:
 def _version() -> str:
     number = int(api.get_version())
     text = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+    if lacking := _lacking():
+        raise UnsupportedError(
+            f"NCCL {text} has no {', '.join(lacking)}; it takes NCCL {_OLDEST} or later, as in the "
+            f"package nvidia-nccl-cu12; found {', '.join(loaded())}"
+        )
     logger.info("NCCL %s from %s", text, ", ".join(loaded()) or "a preloaded library")
     if len(loaded()) > 1:
         logger.warning(
@@ -73,6 +94,13 @@ def _version() -> str:
             " and ".join(loaded()),
         )
     return text
+
+
+def _lacking() -> list[str]:
+    """List the C functions that the loaded library lacks."""
+    names = ["nccl" + name.title().replace("_", "") for name in CALLS]
+    library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOW | os.RTLD_NOLOAD)  # the bindings'
+    return [name for name in names if not hasattr(library, name)]
 
 
 def loaded() -> list[str]:
@@ -101,8 +129,8 @@ def begin(size: int, rank: int, identifier: NDArray[np.uint8]) -> Any:
     """
     config = api.Config()
     config.blocking = 0
-    identifiers = bytearray(identifier.tobytes())
-    return api.comm_init_rank_scalable(size, rank, 1, identifiers, config.ptr)
+    there = identifier.ctypes.data
+    return api.comm_init_rank_config(size, there, rank, config.ptr)
 
 
 def advice() -> str:

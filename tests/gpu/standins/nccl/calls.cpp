@@ -298,7 +298,8 @@ int split(Communicator* parent, Communicator* child, int color, int key, std::ui
 extern "C" {
 
 int ncclGetVersion(int* version) {
-  *version = 23203;
+  const char* text = getenv("STANDIN_NCCL_VERSION");
+  *version = text ? atoi(text) : 23203;
   return kSuccess;
 }
 
