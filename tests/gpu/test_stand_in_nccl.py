@@ -156,6 +156,45 @@ def test_the_other_collectives_and_messages() -> None:
         np.testing.assert_array_equal(got["exchanged"], other)
 
 
+@SIMULATED
+def test_a_host_that_does_not_wait_sees_nothing() -> None:
+    seen = threading.Event()
+
+    def rank(me: Member) -> tuple[np.ndarray, np.ndarray]:
+        x, other = values(me.rank), me.device.create_stream()
+        at, before = me.put(x), np.empty_like(x)
+        if me.rank == 1:
+            assert seen.wait(20)
+        nccl.all_reduce(at, at, N, FLOAT32, SUM, me.comm, me.handle)
+        if me.rank == 0:  # the call has returned
+            call(driver.cuMemcpyDtoHAsync(before.ctypes.data, at, x.nbytes, int(other.handle)))
+            other.sync()
+            seen.set()
+        return before, me.get(at, x)
+
+    (before, after), _ = run(rank)
+    np.testing.assert_array_equal(before, values(0))
+    np.testing.assert_array_equal(after, values(0) + values(1))
+
+
+def test_a_group_takes_effect_at_its_end() -> None:
+    both = threading.Barrier(2)
+
+    def rank(me: Member) -> tuple[np.ndarray, np.ndarray]:
+        x = values(me.rank)
+        at = me.put(x)
+        nccl.group_start()
+        nccl.all_reduce(at, at, N, FLOAT32, SUM, me.comm, me.handle)
+        before = me.get(at, x)
+        both.wait(20)
+        nccl.group_end()
+        return before, me.get(at, x)
+
+    for number, (before, after) in enumerate(run(rank)):
+        np.testing.assert_array_equal(before, values(number))
+        np.testing.assert_array_equal(after, values(0) + values(1))
+
+
 def test_split_orders_by_key_and_leaves_out_who_has_no_color() -> None:
     def rank(me: Member) -> tuple[int, int]:
         child = nccl.comm_split(me.comm, 0, -me.rank, 0)
@@ -223,20 +262,23 @@ def call_differently(case: str) -> None:
         is_other = me.rank == 1
         if case == "call" and is_other:
             nccl.broadcast(at, at, n, FLOAT32, 0, me.comm, me.handle)
+        elif case == "root":
+            nccl.broadcast(at, at, n, FLOAT32, me.rank, me.comm, me.handle)
         elif case == "order":
             for count in (n, 500) if is_other else (500, n):
                 nccl.all_reduce(at, at, count, FLOAT32, SUM, me.comm, me.handle)
         else:
             count = n - 1 if case == "count" and is_other else n
             op = MAX if case == "operator" and is_other else SUM
-            nccl.all_reduce(at, at, count, FLOAT32, op, me.comm, me.handle)
+            kind = 2 if case == "type" and is_other else FLOAT32  # int32
+            nccl.all_reduce(at, at, count, kind, op, me.comm, me.handle)
         me.stream.sync()
 
     run(rank)
 
 
 @SIMULATED
-@pytest.mark.parametrize("case", ["call", "count", "operator", "order"])
+@pytest.mark.parametrize("case", ["call", "count", "type", "operator", "root", "order"])
 def test_a_mismatch_hangs_until_the_timeout(case: str) -> None:
     ended = alone(call_differently, case, STANDIN_NCCL_TIMEOUT="1")
     assert ended.returncode == 86, ended.stderr
