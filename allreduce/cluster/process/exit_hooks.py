@@ -27,6 +27,7 @@ from typing import Any
 
 from allreduce import settings
 from allreduce.cluster.host import process_ancestry
+from allreduce.cluster.host.claims import EndingSign, claim
 from allreduce.cluster.mpi import pmi
 from allreduce.cluster.process import traces
 from allreduce.cluster.store import ENDING, VICTIM
@@ -47,7 +48,6 @@ INTERRUPT = "an interrupt"  # the reason that a program gives for its end
 _AFTER_YOU_SECONDS = 0.5
 _REASON_BYTES = 1000  # of the error that the launcher repeats
 Hook = Callable[[type[BaseException], BaseException, "TracebackType | None"], object]
-_POLL_SECONDS = 0.05  # between looks whether other ranks of this host still end
 
 
 class Watch:
@@ -58,8 +58,8 @@ class Watch:
         abort: Ends all ranks with an exit code, where the world has such a means (MPI). It returns
             where it has none any more.
         abort_at_exit: Leaves that to the end of this process, after which no Python runs, if it
-            can. It takes the descriptor of this rank's sign, the names of the other ranks' (as
-            `_claim` takes them), and the seconds for which to wait for these.
+            can. It takes the descriptor of this rank's sign, the names that the other ranks claim
+            (see `EndingSign`), and the seconds for which to wait for these.
         job: The state that the ranks of this host share before there is a world.
     """
 
@@ -79,7 +79,7 @@ class Watch:
         self._world: World | None = None
         self._code = 0  # the exit code, once this process is ending
         self._until = 0.0  # the deadline of its end
-        self._sign: socket.socket | None = None  # shows other ranks of this host that it is ending
+        self._sign: EndingSign | None = None
         _watches.append(self)
         _install()
 
@@ -168,7 +168,7 @@ class Watch:
 
     def _is_first(self, event: str) -> bool:
         """Return whether this is the first rank on this host to ask, among those alive."""
-        claimed = _claim(f"{event}.{self._job_id}")
+        claimed = claim(f"{event}.{self._job_id}")
         if claimed is not None:
             _claims.append(claimed)
         return claimed is not None
@@ -176,22 +176,7 @@ class Watch:
     def _show_ending(self) -> None:
         """Show the other ranks of this host that this one is ending."""
         if self._abort is not None and self._world is not None and self._sign is None:
-            self._sign = _claim(f"ending.{self._job_id}.{self._world.rank}")
-
-    def _await_others(self) -> None:
-        """Wait for other ranks of this host that are ending: an abort would interrupt them."""
-        if self._sign is None:
-            return
-        self._sign.close()
-        others = self._others_signs()
-        while time.monotonic() < self._until and any(map(_is_claimed, others)):
-            time.sleep(_POLL_SECONDS)
-
-    def _others_signs(self) -> list[str]:
-        """Name the signs of other ranks that are ending."""
-        assert self._world is not None, "it has shown a sign"
-        ranks = range(self._world.size)
-        return [f"ending.{self._job_id}.{rank}" for rank in ranks if rank != self._world.rank]
+            self._sign = EndingSign(self._world.job, self._world.rank, self._world.size)
 
     def _say_victim(self, error: BaseException | None) -> None:
         """Tell the launcher if this rank ends because another one was lost, or has raised."""
@@ -254,7 +239,8 @@ class Watch:
         """Abort all ranks if this process ends abnormally and MPI would wait for them."""
         if not self._code or self._abort is None or os.getpid() != self._pid:
             return
-        self._await_others()
+        if self._sign is not None:  # an abort would interrupt the others' ends
+            self._sign.await_others(self._until)
         _flush()
         time.sleep(pmi.REPORT_SECONDS)
         self._abort(self._code)
@@ -265,7 +251,7 @@ class Watch:
             self.end_job()  # an interrupt ends the process by its signal, without libc's handlers
             return
         left = self._until - time.monotonic()
-        if self._abort_at_exit(self._sign.fileno(), self._others_signs(), left):
+        if self._abort_at_exit(self._sign.fileno(), self._sign.others, left):
             self._sign.detach()  # it is closed there
             self._sign = None
         else:
@@ -330,6 +316,7 @@ def interrupted() -> bool:
 
 
 _before_exit: list[Callable[[], None]] = []
+_claims: list[socket.socket] = []  # kept until this process ends
 _hooked = 0  # the process in which the hooks are set
 _open = False  # whether communicators are open
 _hook_before: Hook = sys.__excepthook__
@@ -409,25 +396,6 @@ def _grace() -> float:
         return settings.load().grace
     except UsageError:  # invalid variables are reported elsewhere
         return settings.GRACE
-
-
-_claims: list[socket.socket] = []
-
-
-def _claim(name: str) -> socket.socket | None:
-    """Claim a name on this host, until the socket is closed; None if a living process has it."""
-    claimed = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    try:
-        claimed.bind(f"\0allreduce.{name}")
-    except OSError:
-        claimed.close()
-        return None
-    return claimed
-
-
-def _is_claimed(name: str) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as visitor:
-        return visitor.connect_ex(f"\0allreduce.{name}") == 0
 
 
 def interactive() -> bool:
