@@ -7,13 +7,12 @@ import functools
 import threading
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, Never
+from typing import Any
 
 from numpy.typing import DTypeLike, NDArray
 
 from allreduce.comm import compound, objects
 from allreduce.comm.arguments.checks import UNSCALED, Options
-from allreduce.comm.arguments.device_arrays import device_of
 from allreduce.comm.calls.call import ANY, OPERATORS
 from allreduce.comm.calls.plan import Plan
 from allreduce.comm.core import lifecycle
@@ -22,7 +21,7 @@ from allreduce.comm.dispatch import Dispatcher, fast_path
 from allreduce.comm.group_factory import GroupFactory, several_per_process
 from allreduce.devices import Device
 from allreduce.errors import UsageError
-from allreduce.keywords import by_name_only
+from allreduce.keywords import explain
 
 _FIXED = frozenset({"rank", "size", "local_rank", "local_size", "transport"})
 _REDUCING = OPERATORS[1:]  # all but "none"
@@ -43,7 +42,6 @@ class Communicator:
     Common arguments:
         x: The contribution, as `Communicator` describes; equal in shape and dtype on all members
             unless stated otherwise. Some collectives take a list of arrays as one call.
-        misplaced: Raises an error: all arguments but `x` go by name.
         op: "sum", "mean", "min", "max", "prod", "logical_and", "logical_or", "bitwise_and",
             "bitwise_or" or "bitwise_xor".
         prescale, postscale: Factors before and after a sum or mean of floating-point or complex
@@ -115,10 +113,11 @@ class Communicator:
         return f"<Communicator {self.name!r}: {self.rank} of {self.size}, {self.transport}{state}>"
 
     @fast_path(_REDUCING, "sum")
+    @explain()
     def all_reduce(
         self,
         x: Any,
-        *misplaced: Never,
+        *,
         op: str = "sum",
         prescale: complex = 1.0,
         postscale: complex = 1.0,
@@ -129,16 +128,15 @@ class Communicator:
 
         `x` may be a list of arrays; then `out` and the result are lists, too.
         """
-        if misplaced:
-            raise by_name_only(self.all_reduce)
         options = Options(op, scale=_factors(prescale, postscale))
         return self._finish("all_reduce", x, options, out, async_op)
 
     @fast_path(_REDUCING, "sum")
+    @explain()
     def reduce(
         self,
         x: Any,
-        *misplaced: Never,
+        *,
         root: int = 0,
         op: str = "sum",
         prescale: complex = 1.0,
@@ -147,16 +145,15 @@ class Communicator:
         async_op: bool = False,
     ) -> Any:
         """Combine the members' arrays, or lists of arrays, on the root."""
-        if misplaced:
-            raise by_name_only(self.reduce)
         options = Options(op, root, scale=_factors(prescale, postscale))
         return self._finish("reduce", x, options, out, async_op)
 
     @fast_path(_REDUCING, "sum")
+    @explain()
     def reduce_scatter(
         self,
         x: Any,
-        *misplaced: Never,
+        *,
         op: str = "sum",
         counts: Sequence[int] | None = None,
         prescale: complex = 1.0,
@@ -165,16 +162,15 @@ class Communicator:
         async_op: bool = False,
     ) -> Any:
         """Combine the members' arrays `(rows, ...)`; every member gets its share of the rows."""
-        if misplaced:
-            raise by_name_only(self.reduce_scatter)
         options = Options(op, counts=counts, scale=_factors(prescale, postscale))
         return self._finish("reduce_scatter", x, options, out, async_op)
 
     @fast_path()
+    @explain()
     def all_gather(
         self,
         x: Any,
-        *misplaced: Never,
+        *,
         counts: Sequence[int] | None = None,
         out: Any = None,
         async_op: bool = False,
@@ -183,24 +179,22 @@ class Communicator:
 
         `x` is `(rows, ...)`, with `counts[rank]` rows if `counts` is given; a number is one row.
         """
-        if misplaced:
-            raise by_name_only(self.all_gather)
         return self._finish("all_gather", x, Options(counts=counts), out, async_op)
 
+    @explain()
     def gather(
         self,
         x: Any,
-        *misplaced: Never,
+        *,
         root: int = 0,
         counts: Sequence[int] | None = None,
         out: Any = None,
         async_op: bool = False,
     ) -> Any:
         """Join the members' arrays along axis 0, in member order; the root gets the result."""
-        if misplaced:
-            raise by_name_only(self.gather)
         return self._finish("gather", x, Options(root=root, counts=counts), out, async_op)
 
+    @explain()
     def scatter(
         self,
         x: Any,
@@ -222,10 +216,11 @@ class Communicator:
         return compound.scatter(self._dispatch, x, root, counts, out, async_op)
 
     @fast_path()
+    @explain()
     def broadcast(
         self,
         x: Any,
-        *misplaced: Never,
+        *,
         root: int = 0,
         out: Any = None,
         async_op: bool = False,
@@ -234,11 +229,10 @@ class Communicator:
 
         The others pass arrays of the same shape and dtype; `out` may be `x`.
         """
-        if misplaced:
-            raise by_name_only(self.broadcast)
         return self._finish("broadcast", x, Options(root=root), out, async_op)
 
     @fast_path()
+    @explain()
     def all_to_all(
         self,
         x: Any,
@@ -446,15 +440,7 @@ class Communicator:
             collective: "all_reduce" or "all_gather".
             x, out, op, counts: As for the call.
         """
-        context = self._dispatch.context(collective)
-        device = device_of(x, out)
-        if device is None:
-            raise UsageError(f"{context.where}: enqueue takes arrays on devices")
-        options = Options(op, counts=counts)
-        start = self._dispatch.bind_on_device(context, device, x, options, out, ordered=True)
-        begin = functools.partial(self._dispatch.in_order, context, start)
-        work: Work = self._dispatch.call(begin, True)
-        return work
+        return self._dispatch.enqueue(collective, x, Options(op, counts=counts), out)
 
     def all_reduce_init(
         self, x: NDArray[Any], *, op: str = "sum", out: NDArray[Any]
@@ -470,16 +456,7 @@ class Communicator:
         Raises:
             UsageError: An array is not NumPy's, or not contiguous.
         """
-        context = self._dispatch.context("all_reduce")
-        start = self._dispatch.bind(context, x, Options(op), out)
-
-        def begin() -> Work:
-            self._dispatch.check_open()
-            in_order = functools.partial(self._dispatch.in_order, context, start)
-            work: Work = self._dispatch.call(in_order, True)
-            return work
-
-        return begin
+        return self._dispatch.bind("all_reduce", x, Options(op), out)
 
     def abort(self, reason: str, *, interrupted: bool = False) -> None:
         """Make the communicator dead on all members; the others raise rank and reason.

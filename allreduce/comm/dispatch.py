@@ -32,6 +32,7 @@ from allreduce.errors import (
     ClosedError,
     OutOfMemoryError,
     UnsupportedError,
+    UsageError,
     everywhere,
     is_interrupt,
 )
@@ -222,14 +223,33 @@ class Dispatcher:
             )
         return self.transport
 
-    def bind(self, context: Context, x: Any, options: Options, out: Any) -> Callable[[], Work]:
+    def bind(self, collective: str, x: Any, options: Options, out: Any) -> Callable[[], Work]:
         """Check a call of arrays that stay the same; returns a function that starts it."""
+        context = self.context(collective)
         device = device_of(x, out)
-        if device is not None:
-            return self.bind_on_device(context, device, x, options, out, ordered=True)
-        check_stays(context, x=x, out=out)
-        ready = prepare(context, x, options, out)
-        return self.transport.bind(ready.call, ready.x, ready.out, ready.result)
+        if device is None:
+            check_stays(context, x=x, out=out)
+            ready = prepare(context, x, options, out)
+            start = self.transport.bind(ready.call, ready.x, ready.out, ready.result)
+        else:
+            start = self.bind_on_device(context, device, x, options, out, ordered=True)
+
+        def begin() -> Work:
+            self.check_open()
+            work: Work = self.call(functools.partial(self.in_order, context, start), True)
+            return work
+
+        return begin
+
+    def enqueue(self, collective: str, x: Any, options: Options, out: Any) -> Work:
+        """Start a collective behind what its stream waits for; see `Communicator.enqueue`."""
+        context = self.context(collective)
+        device = device_of(x, out)
+        if device is None:
+            raise UsageError(f"{context.where}: enqueue takes arrays on devices")
+        start = self.bind_on_device(context, device, x, options, out, ordered=True)
+        work: Work = self.call(functools.partial(self.in_order, context, start), True)
+        return work
 
     def allocate(self, shape: Any, dtype: Any) -> NDArray[Any]:
         """Allocate an array in symmetric memory; see `Communicator.empty`."""
