@@ -63,7 +63,7 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
             )
         read = settings.load()
         self.name = task
-        self.timeout = read.timeout if timeout is None else timeout
+        self.timeout = read.timeout if timeout is None else settings.check("TIMEOUT", timeout)
         folder = None if checkpoint is None else str(Path(checkpoint).absolute())
         self._checkpoint = (folder, integer("checkpoint_every", checkpoint_every, 1))
         self._servers = connect_all(cluster, task, read.secret or b"", self.timeout, lambda _: None)

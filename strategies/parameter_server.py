@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from inspect import signature
 from itertools import count
 from os import PathLike
 from typing import Any, Literal
@@ -24,7 +25,7 @@ from allreduce import settings
 from allreduce.cluster.host.address import split
 from allreduce.devices import logical_devices
 from allreduce.devices.options import start_logging
-from allreduce.errors import UnsupportedError, UsageError
+from allreduce.errors import UnsupportedError, UsageError, unknown_name
 from allreduce.events import logger
 from allreduce.graph import device
 from allreduce.graph.core import seed
@@ -87,6 +88,9 @@ class ParameterServerStrategy(Strategy):
         if dense not in ("parameter_server", "all_reduce"):
             raise UsageError(f'dense is "parameter_server" or "all_reduce", not {dense!r}')
         if dense == "parameter_server":
+            taken = [each for each in signature(cls.__init__).parameters if each != "self"]
+            for name in sorted(set(options).difference(taken)):
+                raise unknown_name("argument", name, taken, cls.__name__)
             return super().__new__(cls)
         known = ("checkpoint", "checkpoint_every", "timeout")
         wrong = sorted(set(options).difference(known))
@@ -125,7 +129,7 @@ class ParameterServerStrategy(Strategy):
         )
         self._is_sync = self._options.update == "sync"
         read = settings.load()
-        self.timeout = read.timeout if timeout is None else timeout
+        self.timeout = read.timeout if timeout is None else settings.check("TIMEOUT", timeout)
         self._placing: Callable[..., Any] | None = None
         self._number = next(_made)
         self._contributed = -1  # the latest update that a loop of the program's own has given to

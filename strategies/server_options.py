@@ -47,10 +47,18 @@ class ServerOptions:
         if update == "sync" and staleness is not None:
             raise UsageError("staleness is for asynchronous updates; synchronous ones have none")
         size = integer("replicas_to_aggregate", workers if size is None else size, 1)
+        total = integer("total_replicas", size if total is None else total, 1)
+        if total < size:
+            raise UsageError(
+                f"an update takes replicas_to_aggregate={size} gradients, but only total_replicas="
+                f"{total} are computed at a time; total_replicas is at least replicas_to_aggregate"
+            )
+        if checkpoint is not None and not isinstance(checkpoint, str | PathLike):
+            raise UsageError(f"checkpoint is a folder's path, not {checkpoint!r}")
         return cls(
             update,
             size,
-            integer("total_replicas", size if total is None else total, size),
+            total,
             None if staleness is None else integer("staleness", staleness, 0),
             None if checkpoint is None else str(Path(checkpoint).absolute()),
             integer("checkpoint_every", every, 1),

@@ -19,7 +19,7 @@ from tests.strategies.small_models import data, model_in, pid_of
 
 ar.set_seed(3)
 strategy = ar.ParameterServerStrategy(
-    update=sys.argv[1], checkpoint=sys.argv[2], checkpoint_every=3, timeout=60
+    update=sys.argv[1], checkpoint=sys.argv[2], checkpoint_every=8, timeout=60
 )
 model = model_in(strategy)
 

@@ -235,10 +235,19 @@ def test_what_cannot_be_is_said_in_one_line(
         model.compile("sgd", LOSS, run_eagerly=True)
     with pytest.raises(UnsupportedError, match="turn run_eagerly"):
         model.fit(x, y, verbose=0)
-    with pytest.raises(UsageError, match='for update="sync"'):
-        ar.ParameterServerStrategy(replicas_to_aggregate=2)
-    with pytest.raises(UsageError, match="synchronous ones have none"):
-        ar.ParameterServerStrategy(update="sync", staleness=1)
+    for options, said in (
+        ({"replicas_to_aggregate": 2}, 'for update="sync"'),
+        ({"update": "sync", "staleness": 1}, "synchronous ones have none"),
+        (
+            {"update": "sync", "replicas_to_aggregate": 4, "total_replicas": 2},
+            "total_replicas is at least replicas_to_aggregate",
+        ),
+        ({"stalenes": 1}, "did you mean 'staleness'"),
+        ({"timeout": 0}, "expected seconds above 0"),
+        ({"checkpoint": 5}, "a folder's path, not 5"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            ar.ParameterServerStrategy(**options)
     monkeypatch.setenv("ALLREDUCE_TASK", "ps:0")
     with pytest.raises(UsageError, match="it is for workers"):
         ar.ParameterServerStrategy()

@@ -117,7 +117,7 @@ class Session(Refusing):
         read = settings.load()
         found = read.secret if secret is None else secret
         self._secret = found.encode() if isinstance(found, str) else found or b""
-        self._timeout = read.timeout if timeout is None else timeout
+        self._timeout = read.timeout if timeout is None else settings.check("TIMEOUT", timeout)
         self._is_chief = is_chief
         self._name = f"client-{os.getpid()}-{secrets.token_hex(4)}"
         self._master = Peer(address, self._secret, self._timeout)

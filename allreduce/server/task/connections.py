@@ -219,7 +219,7 @@ class Connections:
             if name.startswith("/job:") and not self.closed.is_set():
                 if channel.has_left:
                     self._left[name] = time.monotonic()
-                if name not in self._lost:
+                if name not in self._lost and name == channel.peer:  # services tell of clients
                     level = logging.INFO if channel.has_left else logging.WARNING
                     logger.log(level, "[server] %s has lost %s: %s", self.name, name, why)
                 self._lost.add(name)
