@@ -443,7 +443,7 @@ class Communicator:
         return self._dispatch.enqueue(collective, x, Options(op, counts=counts), out)
 
     def all_reduce_init(
-        self, x: NDArray[Any], *, op: str = "sum", out: NDArray[Any]
+        self, x: Any, *, op: str = "sum", out: Any, ordered: bool = False
     ) -> Callable[[], Work]:
         """Prepare an all_reduce of the same arrays in every step; not a collective call.
 
@@ -453,10 +453,15 @@ class Communicator:
 
         Source: MPI 4.0, section 6.13, persistent collective operations.
 
+        Args:
+            x, op, out: As for `all_reduce`.
+            ordered: Of arrays on a device: whether its collective stream waits for what writes them
+                already, as in the steps of a program.
+
         Raises:
-            UsageError: An array is not NumPy's, or not contiguous.
+            UsageError: An array of the host is not NumPy's, or an array is not contiguous.
         """
-        return self._dispatch.bind("all_reduce", x, Options(op), out)
+        return self._dispatch.bind("all_reduce", x, Options(op), out, ordered=ordered)
 
     def abort(self, reason: str, *, interrupted: bool = False) -> None:
         """Make the communicator dead on all members; the others raise rank and reason.

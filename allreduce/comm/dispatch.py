@@ -26,7 +26,7 @@ from allreduce.comm.core.transport import (
     Work,
 )
 from allreduce.comm.failures.reporter import group_text
-from allreduce.devices import Device
+from allreduce.devices import COLLECTIVE, Device
 from allreduce.errors import (
     AllreduceError,
     ClosedError,
@@ -223,7 +223,9 @@ class Dispatcher:
             )
         return self.transport
 
-    def bind(self, collective: str, x: Any, options: Options, out: Any) -> Callable[[], Work]:
+    def bind(
+        self, collective: str, x: Any, options: Options, out: Any, *, ordered: bool = False
+    ) -> Callable[[], Work]:
         """Check a call of arrays that stay the same; returns a function that starts it."""
         context = self.context(collective)
         device = device_of(x, out)
@@ -232,7 +234,9 @@ class Dispatcher:
             ready = prepare(context, x, options, out)
             start = self.transport.bind(ready.call, ready.x, ready.out, ready.result)
         else:
-            start = self.bind_on_device(context, device, x, options, out, ordered=True)
+            start = self.bind_on_device(context, device, x, options, out, ordered=ordered)
+            if not ordered:
+                start = functools.partial(_start_behind, device, (x, out), start)
 
         def begin() -> Work:
             self.check_open()
@@ -343,6 +347,13 @@ class Dispatcher:
         """Abort after a signal handler raised during a call on the fast path."""
         reason = f"a collective was interrupted by {kind.__name__}"
         self.transport.abort(reason, interrupted=issubclass(kind, KeyboardInterrupt))
+
+
+def _start_behind(device: Device, arrays: Sequence[Any], start: Callable[[], Work]) -> Work:
+    """Start a call of arrays on a device, behind what their libraries do with them."""
+    for array in arrays:
+        device.view(array, device.own(COLLECTIVE))
+    return start()
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -15,9 +15,11 @@ from cuda.core import Buffer
 
 import allreduce as ar
 from allreduce import devices, events
+from allreduce.comm import replica_communicators
 from allreduce.devices.cuda import cupy_streams
 from tests.gpu import launch
 from tests.gpu.kernels import call
+from tests.harness import world_of_one
 
 SIMULATED = pytest.mark.skipif(launch.has_driver(), reason="CuPy's current stream is replaced")
 
@@ -49,6 +51,19 @@ def test_an_array_of_cupy_is_read_after_what_its_stream_does(cupys_stream: Any) 
     gpu.copy(y, x, work)
     work.synchronize()
     assert set(devices.read(y).view(np.uint8)) == {59}
+
+
+@SIMULATED
+def test_a_prepared_call_reads_what_cupys_stream_has_written_since(cupys_stream: Any) -> None:
+    (comm,) = replica_communicators(world_of_one(), 1, name="prepared")
+    x, y = there(np.zeros(1 << 21, np.float32)), there(np.zeros(1 << 21, np.float32))
+    begin = comm.all_reduce_init(x, op="max", out=y)
+    for last in (59, 58):
+        for value in range(last + 1):
+            call(driver.cuMemsetD8Async(x.data.ptr, value, x.nbytes, cupys_stream.handle))
+        assert begin().wait() is y
+        assert set(devices.read(y).view(np.uint8)) == {last}
+    comm.close()
 
 
 class Interface:

@@ -179,7 +179,7 @@ def _all_reduce_bucket(frame: Frame, node: Node) -> Step:
     part = arena.gradients[bucket.start : bucket.stop]
     if "wire" in node.attrs:
         return _short_all_reduce(frame, node, part)
-    start = communicator.all_reduce_init(part, op="sum", out=part)
+    start = communicator.all_reduce_init(part, op="sum", out=part, ordered=True)
 
     def run() -> None:
         if bucket.has_header:  # another bucket's may start after the header's update has counted
@@ -197,7 +197,7 @@ def _short_all_reduce(frame: Frame, node: Node, part: np.ndarray) -> Step:
     device = frame.device(node.device)
     dtype = dtype_named(node.attrs["wire"])
     wire = device.allocate(part.size * dtype.itemsize).array(dtype, part.shape)
-    start = frame.communicator.all_reduce_init(wire, op="sum", out=wire)
+    start = frame.communicator.all_reduce_init(wire, op="sum", out=wire, ordered=True)
     before, after = device.own(COLLECTIVE), device.own(COMPUTE)
     before.rehearse(device.assign, wire, part)
     after.rehearse(device.assign, part, wire)
