@@ -189,7 +189,7 @@ def test_the_ranks_of_a_slurm_step_reduce() -> None:
 
 CASES = (
     *("every_length", "into_out", "everybody_to_everybody", "unequal_exchange", "equal_bits"),
-    *("in_flight", "started", "scaled", "lists"),
+    *("in_flight", "started", "scaled", "lists", "threads_in_turn", "threads_waiting"),
 )
 GROUPS = (
     *("every_call_of_a_group", "without_color", "of_ranks", "made_while_calls_are_under_way"),
