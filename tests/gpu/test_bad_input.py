@@ -112,6 +112,13 @@ if comm.rank == 1:
         from allreduce.comm.transports.nccl import library
         library._LEAST_SHARED = 1 << 60
         os.environ["STANDIN_NCCL_FULL"] = "1"
+if what == "network" and comm.rank == 0:
+    from nccl.bindings import nccl
+
+    def fail():
+        raise nccl.NCCLError(nccl.Result.SystemError)
+
+    nccl.get_unique_id = fail
 x = devices.lookup("GPU:0").allocate(16).array(np.float32, (4,))
 try:
     comm.all_reduce(x)
@@ -126,6 +133,7 @@ except ar.AllreduceError as error:
     ("what", "texts"),
     {
         "package": ["UnsupportedError", "NCCL cannot be used on rank 1: ", "pip install"],
+        "network": ["NCCL could not make a unique id: ", "NCCL_SOCKET_IFNAME chooses"],
         "shared memory": ["NCCL could not make a communicator: SystemError", "--shm-size=1g"],
     }.items(),
 )

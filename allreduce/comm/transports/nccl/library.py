@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from allreduce.comm.calls.call import Call
 from allreduce.comm.transports.nccl.carries import OPERATORS, TYPES
-from allreduce.errors import UnsupportedError
+from allreduce.errors import InternalError, UnsupportedError
 from allreduce.events import logger
 
 _ON_HOST = 1  # ncclScalarHostImmediate: the factor is read during the call
@@ -110,14 +110,27 @@ def loaded() -> list[str]:
     return sorted(os.path.realpath(path) for path in paths)
 
 
-def unique_id() -> NDArray[np.uint8]:
-    """Make the identifier by which members find each other, as bytes."""
-    made = api.get_unique_id()
+def unique_id(where: str) -> NDArray[np.uint8]:
+    """Make the identifier by which members find each other, as bytes.
+
+    Args:
+        where: A prefix for messages.
+
+    Raises:
+        InternalError: NCCL finds no way to the other members.
+    """
+    try:
+        made = api.get_unique_id()
+    except api.NCCLError as error:
+        raise InternalError(
+            f"{where}: NCCL could not make a unique id: {error}; NCCL_SOCKET_IFNAME chooses the "
+            "network interface, and NCCL_DEBUG=INFO shows which ones there are"
+        ) from None
     return np.frombuffer(ctypes.string_at(made.ptr, _ID_BYTES), np.uint8).copy()
 
 
 def begin(size: int, rank: int, identifier: NDArray[np.uint8]) -> Any:
-    """Begin to make one member of a communicator; poll `failure` until it is made.
+    """Begin to make one member of a communicator; poll `status` until it is made.
 
     Args:
         size: The number of members.

@@ -67,7 +67,12 @@ class NcclMember:
         self._lock = threading.RLock()
         self._order = _orders.setdefault(device.identity, _Order())
         self._enter()
-        self.handle = library.begin(size, rank, identifier)
+        try:
+            self.handle = library.begin(size, rank, identifier)
+        except api.NCCLError as error:
+            raise InternalError(
+                f"{where}: NCCL could not make a communicator: {error}; {library.advice()}"
+            ) from None
         self._settle("make a communicator")
 
     def _enter(self) -> None:

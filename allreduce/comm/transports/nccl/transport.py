@@ -167,12 +167,12 @@ class NcclTransport(Transport):
         from allreduce.comm.transports.nccl.member import NcclMember
 
         identifier = np.zeros(128, np.uint8)
-        if self.index == 0:
-            identifier[:] = library.unique_id()
         text = f"make an NCCL communicator of {len(self.members)} members"
-        self._meet("broadcast", identifier, text)
         try:
-            made = NcclMember(
+            if self.index == 0:
+                identifier[:] = library.unique_id(self._where)
+            self._meet("broadcast", identifier, text)
+            return NcclMember(
                 *(device, len(self.members), self.index, identifier),
                 *(self._where, self._timeout, self.check_alive),
             )
@@ -180,7 +180,6 @@ class NcclTransport(Transport):
             if not self.dead:  # the others would wait for this member
                 self.control.end(Finding("aborted", str(error).removeprefix(f"{self._where}: ")))
             raise
-        return made
 
     def _agree(self, device: Device) -> list[agreement.Facts]:
         """Exchange facts about the members' GPUs and NCCLs."""
