@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 
@@ -28,6 +29,8 @@ from allreduce.reduction import Arena
 # ten steps of a small model, and 0.25 ms for each MiB of fresh memory.
 KEPT_BYTES = 256 << 20
 _ALWAYS_KEPT = 2
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Executor:
@@ -82,8 +85,7 @@ class Executor:
             OutOfMemoryError: Memory is exhausted; the message names the largest values.
         """
         end(self.replica.runs)  # after an interrupt, threads may still be active
-        with self._explaining_shortage():
-            return self._run(feeds, info, batch)
+        return self._explaining_shortage(self._run, feeds, info, batch)
 
     def is_prepared(self, info: StepInfo) -> bool:
         """Return whether a step finds the memory and kernels that its devices need."""
@@ -91,13 +93,11 @@ class Executor:
 
     def prepare(self, info: StepInfo, batch: bool) -> None:
         """Take memory and load kernels for steps like one; arguments and errors as of `run`."""
-        with self._explaining_shortage():
-            self._bound_for(info, batch)
+        self._explaining_shortage(self._bound_for, info, batch)
 
-    @contextlib.contextmanager
-    def _explaining_shortage(self) -> Iterator[None]:
+    def _explaining_shortage(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         try:
-            yield
+            return work(*args, **named)
         except OutOfMemoryError:
             raise  # a device's error is complete
         except MemoryError as error:  # from NumPy, in a kernel or a loop

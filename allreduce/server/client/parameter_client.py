@@ -21,6 +21,7 @@ from allreduce.server.client.requests import raise_failure
 from allreduce.server.protocol import task_pb2 as pb
 from allreduce.server.protocol.channel import Answer, Channel
 from allreduce.server.protocol.connect import Peer, client_of
+from allreduce.server.protocol.frames import Frame
 
 _LOOK_SECONDS = 0.5
 _RETRY_SECONDS = 0.1
@@ -105,10 +106,10 @@ class ParameterServer:
                 continue
             frame = call.answer.frame
             assert frame is not None
-            if frame.kind == pb.Frame.FAILED:
+            if frame.kind == pb.FAILED:
                 raise_failure(frame, self.name)
-            self.nbytes += len(frame.json) + sum(each.nbytes for each in call.answer.arrays)
-            return json.loads(frame.json), call.answer.arrays
+            self.nbytes += len(frame.about.json) + sum(each.nbytes for each in call.answer.arrays)
+            return json.loads(frame.about.json), call.answer.arrays
 
     def finish_or_lose(self, call: Call) -> Reply | None:
         """Wait for the results of a call; None if the connection was lost, and with it the call."""
@@ -119,11 +120,10 @@ class ParameterServer:
         self._requests += 1
         call.answer, call.channel = Answer(), channel
         self._waiting[channel, self._requests] = call.answer
-        frame = pb.Frame(kind=pb.Frame.CALL, request=self._requests, method=call.method)
-        frame.json = json.dumps(call.fields)
-        self.nbytes += len(frame.json) + sum(each.nbytes for each in call.arrays)
+        about = pb.Description(method=call.method, json=json.dumps(call.fields))
+        self.nbytes += len(about.json) + sum(each.nbytes for each in call.arrays)
         try:
-            channel.send(frame, call.arrays)
+            channel.send(Frame(pb.CALL, about, self._requests), call.arrays)
         except PeerLostError:
             call.channel = None
             raise
@@ -195,7 +195,7 @@ class ParameterServer:
         self._generation, self._lost_at = peer.hello.generation, None
         return channel
 
-    def _take(self, channel: Channel, frame: pb.Frame, arrays: Arrays) -> None:
+    def _take(self, channel: Channel, frame: Frame, arrays: Arrays) -> None:
         answer = self._waiting.pop((channel, frame.request), None)
         if answer is not None:
             answer.fill(frame, arrays)

@@ -13,6 +13,7 @@ from allreduce.events import logger
 from allreduce.server.protocol import task_pb2 as pb
 from allreduce.server.protocol.channel import Answer, Channel
 from allreduce.server.protocol.connect import Peer
+from allreduce.server.protocol.frames import Frame
 
 
 class Requests:
@@ -70,13 +71,13 @@ class Requests:
         self._lost.discard(task)
 
     def ask(
-        self, task: str, address: str, frame: pb.Frame, arrays: Sequence[np.ndarray] = ()
-    ) -> tuple[pb.Frame, Sequence[np.ndarray]]:
+        self, task: str, address: str, frame: Frame, arrays: Sequence[np.ndarray] = ()
+    ) -> tuple[Frame, Sequence[np.ndarray]]:
         """Send one request to a task; returns the answer."""
         channel = self.channel(task, address)
         return self.result(channel, self.send(channel, frame, arrays))
 
-    def send(self, channel: Channel, frame: pb.Frame, arrays: Sequence[np.ndarray]) -> Answer:
+    def send(self, channel: Channel, frame: Frame, arrays: Sequence[np.ndarray]) -> Answer:
         """Send a request; returns its answer, which has not come yet."""
         self._count += 1
         frame.request = self._count
@@ -86,7 +87,7 @@ class Requests:
 
     def result(
         self, channel: Channel, reply: Answer, timeout: float | None = None
-    ) -> tuple[pb.Frame, Sequence[np.ndarray]]:
+    ) -> tuple[Frame, Sequence[np.ndarray]]:
         """Wait for an answer.
 
         Args:
@@ -103,11 +104,11 @@ class Requests:
             )
         if reply.frame is None:
             raise PeerLostError(f"[server] {channel.peer} is lost: {reply.lost}")
-        if reply.frame.kind == pb.Frame.FAILED:
+        if reply.frame.kind == pb.FAILED:
             raise_failure(reply.frame, channel.peer)
         return reply.frame, reply.arrays
 
-    def _take(self, channel: Channel, frame: pb.Frame, arrays: Sequence[np.ndarray]) -> None:
+    def _take(self, channel: Channel, frame: Frame, arrays: Sequence[np.ndarray]) -> None:
         reply = self._waiting.pop((channel, frame.request), None)
         if reply is not None:
             reply.fill(frame, arrays)
@@ -124,13 +125,13 @@ class Requests:
 
 def has_failed(reply: Answer) -> bool:
     """Return whether a task has answered with an error, or has been lost."""
-    return reply.came and (reply.frame is None or reply.frame.kind == pb.Frame.FAILED)
+    return reply.came and (reply.frame is None or reply.frame.kind == pb.FAILED)
 
 
-def raise_failure(frame: pb.Frame, task: str) -> NoReturn:
+def raise_failure(frame: Frame, task: str) -> NoReturn:
     """Raise the error that a task has answered with, and its traceback as a note."""
-    error = described_error(frame.error_kind, frame.error)
-    error.add_note(f"raised by {task}:\n{''.join(frame.names)}")
+    error = described_error(frame.about.error_kind, frame.about.error)
+    error.add_note(f"raised by {task}:\n{''.join(frame.about.names)}")
     raise error
 
 

@@ -42,6 +42,7 @@ from allreduce.server.protocol import task_pb2 as pb
 from allreduce.server.protocol.channel import DEAD_SECONDS, Answer, Channel
 from allreduce.server.protocol.connect import Peer
 from allreduce.server.protocol.encode import configured, encode
+from allreduce.server.protocol.frames import Frame
 
 # The master waits up to the timeout for tasks, then as long for their answers; beyond that, it
 # connects to them.
@@ -75,7 +76,14 @@ class _Program:
 
 @dataclass(slots=True)
 class _Function:
+    """A function's programs, by signature.
+
+    Attributes:
+        like: The latest call's arguments, without values, for quick comparison.
+    """
+
     programs: dict[Any, _Program] = field(default_factory=dict)
+    like: Arguments | None = None
     steps: int = 0
 
 
@@ -161,8 +169,13 @@ class Session(Refusing):
         with self._turn:
             self._check()
             plain = getattr(fn, "python_function", fn)
-            function = self._functions.setdefault(plain, _Function())
-            arguments = take_apart(canonical(plain, args, dict(kwargs or {})), 1)
+            function = self._functions.get(plain)
+            if function is None:
+                function = self._functions[plain] = _Function()
+            call = canonical(plain, args, dict(kwargs or {}))
+            arguments = take_apart(call, 1, function.like)
+            if function.like is None or function.like.key is not arguments.key:
+                function.like = arguments.without_values()
             function.steps += 1
             program = function.programs.get(arguments.key)
             if program is None or not program.is_current:
@@ -179,7 +192,7 @@ class Session(Refusing):
             UsageError: The task has no value of it.
         """
         task = self._task_of(variable)
-        request = pb.Frame(kind=pb.Frame.READ, names=[variable.name])
+        request = Frame(pb.READ, pb.Description(names=[variable.name]))
         return self._ask(task, request)[1][0]
 
     def assign(self, variable: Variable, value: Any) -> None:
@@ -195,7 +208,7 @@ class Session(Refusing):
                 f"{users_line()}: variable {variable.name!r} has shape {variable.shape}; a value "
                 f"of shape {array.shape} cannot be assigned to it"
             )
-        self._ask(task, pb.Frame(kind=pb.Frame.ASSIGN, names=[variable.name]), [array])
+        self._ask(task, Frame(pb.ASSIGN, pb.Description(names=[variable.name])), [array])
         self._created[variable.name] = task
 
     def tasks(self) -> dict[str, bool]:
@@ -208,8 +221,8 @@ class Session(Refusing):
         """
         self._check()
         self._requests.channel(self._master.name, self._master.address, DEAD_SECONDS)
-        reply, _ = self._ask(self._master.name, pb.Frame(kind=pb.Frame.TASKS))
-        pairs = (each.rpartition("=") for each in reply.names)
+        reply, _ = self._ask(self._master.name, Frame(pb.TASKS))
+        pairs = (each.rpartition("=") for each in reply.about.names)
         return {task: bool(int(lives)) for task, _, lives in pairs}
 
     def close(self) -> None:
@@ -275,7 +288,7 @@ class Session(Refusing):
         for task, names in missing.items():
             if names and self._is_chief:
                 values = [_initial(variables[name]) for name in names]
-                request = pb.Frame(kind=pb.Frame.ASSIGN, names=names, if_missing=True)
+                request = Frame(pb.ASSIGN, pb.Description(names=names, if_missing=True))
                 self._ask(task, request, values)
             elif names:
                 self._await(task, names)
@@ -290,7 +303,7 @@ class Session(Refusing):
         logger.info("[server] waiting for the chief to initialise %s on %s", names, task)
         while True:
             try:
-                self._ask(task, pb.Frame(kind=pb.Frame.READ, names=names))
+                self._ask(task, Frame(pb.READ, pb.Description(names=names)))
                 return
             except UsageError:
                 if time.monotonic() > deadline:
@@ -317,8 +330,8 @@ class Session(Refusing):
         return f"/job:{place.job}/task:{place.task or 0}"
 
     def _ask(
-        self, task: str, frame: pb.Frame, arrays: Sequence[np.ndarray] = ()
-    ) -> tuple[pb.Frame, Sequence[np.ndarray]]:
+        self, task: str, frame: Frame, arrays: Sequence[np.ndarray] = ()
+    ) -> tuple[Frame, Sequence[np.ndarray]]:
         """Send one request to a task; returns the answer."""
         self._check()
         return self._requests.ask(task, self.cluster.address(*parse_task(task)), frame, arrays)
@@ -326,7 +339,7 @@ class Session(Refusing):
     def _release(self, program: _Program) -> None:
         for _, channel in program.parts:
             with contextlib.suppress(PeerLostError):  # its parts are gone with it
-                channel.send(pb.Frame(kind=pb.Frame.RELEASE, handle=program.handle))
+                channel.send(Frame(pb.RELEASE, pb.Description(handle=program.handle)))
 
     # --- steps ---
 
@@ -335,13 +348,15 @@ class Session(Refusing):
         rows = arguments.rows[0] if arguments.rows else 1
         sent: list[tuple[pb.PartOf, Channel, Answer]] = []
         try:
+            about = pb.Description(handle=program.handle, rows=rows)
             for part, channel in program.parts:
-                frame = pb.Frame(kind=pb.Frame.RUN, handle=program.handle, step=step, rows=rows)
+                frame = Frame(pb.RUN, about, step=step)
                 reply = self._requests.send(channel, frame, [feeds[i] for i in part.feeds])
                 sent.append((part, channel, reply))
             results: list[Any] = [None] * sum(len(part.fetches) for part, _, _ in sent)
             self._await_all(sent)
-            for part, channel, reply in sorted(sent, key=lambda each: not has_failed(each[2])):
+            failed = [each for each in sent if has_failed(each[2])]
+            for part, channel, reply in failed or sent:
                 arrays = self._requests.result(channel, reply, 0.0)[1]
                 for index, array in zip(part.fetches, arrays, strict=True):
                     results[index] = concrete(array, HOST)
@@ -355,7 +370,7 @@ class Session(Refusing):
     def _await_all(self, sent: Sequence[tuple[pb.PartOf, Channel, Answer]]) -> None:
         """Wait until all tasks have answered, one has failed, or the timeout is over."""
         deadline = time.monotonic() + self._timeout
-        pending = list(sent)
+        pending = list(reversed(sent))  # all have answered when the last one has, as a rule
         while pending and not any(has_failed(reply) for *_, reply in sent):
             _, channel, reply = pending[0]
             left = deadline - time.monotonic()
@@ -367,11 +382,11 @@ class Session(Refusing):
 
     def _abort(self, program: _Program, step: int, error: BaseException) -> None:
         """Tell all tasks that a step has failed, so that none waits for another."""
+        why = f"{type(error).__name__}: {error}"
         for _, channel in program.parts:
-            frame = pb.Frame(kind=pb.Frame.ABORT, handle=program.handle, step=step)
-            frame.error = f"{type(error).__name__}: {error}"
+            about = pb.Description(handle=program.handle, error=why)
             with contextlib.suppress(PeerLostError):  # it needs none
-                channel.send(frame)
+                channel.send(Frame(pb.ABORT, about, step=step))
 
     def _raise_cause(
         self, sent: Sequence[tuple[pb.PartOf, Channel, Answer]], first: BaseException

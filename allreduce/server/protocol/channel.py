@@ -1,9 +1,8 @@
 """A data connection between two processes of a cluster: frames, followed by their arrays.
 
-A frame is a length, a protobuf message and the bytes of the arrays that the message describes.
-Between tasks of one host, large arrays are in shared memory instead (`segments`). The
-connection is a socket of its own rather than gRPC: a round trip of an empty frame takes 50 µs
-between two processes on two cores, a gRPC call 350.
+Between tasks of one host, large arrays are in shared memory instead (`segments`). The connection
+is a socket of its own rather than gRPC: a round trip of an empty frame takes 50 µs between two
+processes on two cores, a gRPC call 350.
 """
 
 from __future__ import annotations
@@ -24,26 +23,25 @@ import numpy as np
 
 from allreduce.errors import PeerLostError, UnsupportedError
 from allreduce.events import logger
-from allreduce.server.protocol import mpi_messages, segments
+from allreduce.server.protocol import frames, mpi_messages, segments
 from allreduce.server.protocol import task_pb2 as pb
+from allreduce.server.protocol.frames import Announced, Frame
 from allreduce.server.protocol.mpi_messages import MpiMessages
 
 BEAT_SECONDS = 2.0
 DEAD_SECONDS = 6.0  # without a byte
 
-_LENGTH = struct.Struct("!I")
-_MOST_FRAME_BYTES = 1 << 24  # names and descriptions; arrays come behind
-_MOST_ARRAY_BYTES = 1 << 36
 _BUFFER_BYTES = 1 << 16
 _LOCAL_BYTES = 1 << 20  # that a Unix socket holds; with the kernel's 208 KiB it wakes too often
 _TURN_SECONDS = 0.005  # until a waiting thread looks again whether another has read its answer
 _PAUSE_SECONDS = 0.5  # of a wait, until it looks whether the connection has ended
-_MOST_FDS = 64  # that come with the bytes of one read
+_INT = struct.Struct("i")  # a descriptor
+_RIGHTS_BYTES = socket.CMSG_SPACE(64 * _INT.size)  # that come with the bytes of one read
 _MOST_PARTS = 1024  # of one call of sendmsg (IOV_MAX)
-_KINDS = "biufc"  # of dtypes that travel: NumPy's numbers
+_JOINED_BYTES = 1 << 10  # of an array that is copied, which takes less time than a view
 _READERS = 2  # one reads while the other runs a step; see `Channel`
 
-Handle = Callable[["Channel", pb.Frame, Sequence[np.ndarray]], None]
+Handle = Callable[["Channel", Frame, Sequence[np.ndarray]], None]
 
 
 @dataclass(slots=True)
@@ -57,11 +55,11 @@ class Answer:
     """
 
     came: bool = False
-    frame: pb.Frame | None = None
+    frame: Frame | None = None
     arrays: Sequence[np.ndarray] = ()
     lost: str = ""
 
-    def fill(self, frame: pb.Frame | None, arrays: Sequence[np.ndarray], lost: str = "") -> None:
+    def fill(self, frame: Frame | None, arrays: Sequence[np.ndarray], lost: str = "") -> None:
         """Set all of it."""
         self.frame, self.arrays, self.lost = frame, arrays, lost
         self.came = True
@@ -120,7 +118,7 @@ class Channel:
         for work in (*([] if is_clients else [self._read] * _READERS), self._beat):
             threading.Thread(target=work, name=f"allreduce-{peer}", daemon=True).start()
 
-    def send(self, frame: pb.Frame, arrays: Sequence[np.ndarray] = ()) -> None:
+    def send(self, frame: Frame, arrays: Sequence[np.ndarray] = ()) -> None:
         """Send a frame with arrays, which may change as soon as this returns.
 
         Raises:
@@ -128,10 +126,10 @@ class Channel:
             UnsupportedError: An array has a dtype that does not travel; nothing is sent.
         """
         whole = [np.asarray(each, order="C") for each in arrays]
-        for array in whole:
-            if array.dtype.kind not in _KINDS:
+        for each in whole:
+            if each.dtype.kind not in frames.KINDS:
                 raise UnsupportedError(
-                    f"[server] an array of {array.dtype} does not travel to {self.peer}; cast it "
+                    f"[server] an array of {each.dtype} does not travel to {self.peer}; cast it "
                     "to a type of NumPy's own first"
                 )
         try:
@@ -144,19 +142,23 @@ class Channel:
             self.end(f"sending was ended by {type(error).__name__}")
             raise
 
-    def _send(self, frame: pb.Frame, arrays: Sequence[np.ndarray]) -> None:
+    def _send(self, frame: Frame, arrays: Sequence[np.ndarray]) -> None:
+        description = [frame.about.SerializeToString()]
         parts: list[Any] = []
         messages: list[np.ndarray] = []
         descriptors: list[int] = []
         try:
             for each in arrays:
-                if self._mpi_rank is not None and each.nbytes >= mpi_messages.SMALLEST:
-                    messages.append(self._announce(frame, each))
-                else:
-                    self._add(frame, each, parts, descriptors)
-            message = frame.SerializeToString()
-            parts.insert(0, _LENGTH.pack(len(message)) + message)
-            _send_all(self._socket, parts, descriptors)
+                elsewhere = self._elsewhere(each, messages, descriptors)
+                if elsewhere is not None:
+                    description.append(pb.Description(arrays=[elsewhere]).SerializeToString())
+                    continue
+                description.append(frames.announce(each.dtype, each.shape))
+                small = each.nbytes <= _JOINED_BYTES
+                parts.append(each.tobytes() if small else each.reshape(-1).view(np.uint8).data)
+            described = b"".join(description)
+            head = frames.HEAD.pack(len(described), frame.kind, frame.request, frame.step)
+            _send_all(self._socket, [head + described, *parts], descriptors)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -165,26 +167,31 @@ class Channel:
             assert self._mpi_rank is not None
             self._mpi.send(each, self._mpi_rank, self._mpi_tag)
 
-    def _announce(self, frame: pb.Frame, array: np.ndarray) -> np.ndarray:
-        """Describe an array that follows the frame as a message of MPI."""
-        assert self._mpi is not None
-        header = frame.arrays.add(dtype=array.dtype.str, shape=array.shape)
-        header.by_mpi, header.mpi_tag = self._mpi.rank + 1, self._mpi_tag
-        return array
-
-    def _add(
-        self, frame: pb.Frame, array: np.ndarray, parts: list[Any], descriptors: list[int]
-    ) -> None:
-        """Describe an array in a frame; its bytes go to shared memory, or behind the frame."""
-        header = frame.arrays.add(dtype=array.dtype.str, shape=array.shape)
+    def _elsewhere(
+        self, array: np.ndarray, messages: list[np.ndarray], descriptors: list[int]
+    ) -> pb.Array | None:
+        """Put a large array into shared memory or a message of MPI; None if neither takes it."""
+        if self._mpi_rank is not None and array.nbytes >= mpi_messages.SMALLEST:
+            assert self._mpi is not None
+            messages.append(array)
+            return pb.Array(
+                dtype=array.dtype.str,
+                shape=array.shape,
+                by_mpi=self._mpi.rank + 1,
+                mpi_tag=self._mpi_tag,
+            )
         if self._is_local and array.nbytes >= segments.SMALLEST:
             with contextlib.suppress(OSError):  # no memory for a segment: the socket needs none
                 if (found := self._sent.put(array)) is not None:
-                    header.segment, header.is_new = found[0].number, found[1] is not None
-                    descriptors += [] if found[1] is None else [found[1]]
-                    return
-        if array.nbytes:
-            parts.append(array.reshape(-1).view(np.uint8).data)
+                    segment, descriptor = found
+                    descriptors += [] if descriptor is None else [descriptor]
+                    return pb.Array(
+                        dtype=array.dtype.str,
+                        shape=array.shape,
+                        segment=segment.number,
+                        is_new=descriptor is not None,
+                    )
+        return None
 
     def wait(self, answer: Answer, timeout: float) -> bool:
         """Read frames until an answer has come; returns whether it has.
@@ -204,7 +211,7 @@ class Channel:
     def leave(self) -> None:
         """Close the connection in good order: the other end does not warn of it."""
         with contextlib.suppress(PeerLostError):
-            self.send(pb.Frame(kind=pb.Frame.LEAVE))
+            self.send(Frame(pb.LEAVE))
         self.end("this end has closed the connection")
 
     def end(self, why: str) -> None:
@@ -231,7 +238,7 @@ class Channel:
                 self.end(f"it has sent nothing for {silent:.0f} s")
                 return
             with contextlib.suppress(PeerLostError):
-                self.send(pb.Frame(kind=pb.Frame.HEARTBEAT))
+                self.send(Frame(pb.HEARTBEAT))
 
     def _read_idle(self) -> None:
         """Read what has come while nobody waits for an answer."""
@@ -263,7 +270,7 @@ class Channel:
             del received  # arrays in shared memory, which the other end may use again
         self.hand_over()
 
-    def _pass_on(self, frame: pb.Frame, arrays: list[np.ndarray]) -> None:
+    def _pass_on(self, frame: Frame, arrays: list[np.ndarray]) -> None:
         """Handle a frame; what goes wrong there ends the connection, and is logged."""
         try:
             self._handle(self, frame, arrays)
@@ -287,7 +294,7 @@ class Channel:
             self._pass_on(*received)
         return True
 
-    def _receive(self) -> tuple[pb.Frame, list[np.ndarray]] | None:
+    def _receive(self) -> tuple[Frame, list[np.ndarray]] | None:
         """Read one frame; returns None of a heartbeat, and of the connection's end."""
         try:
             frame, arrays = self._next()
@@ -297,33 +304,35 @@ class Channel:
         except BaseException as error:  # Ctrl-C in the middle of a frame
             self.end(f"receiving was ended by {type(error).__name__}")
             raise
-        if frame.kind == pb.Frame.LEAVE:
+        if frame.kind == pb.LEAVE:
             self.has_left = True
             self.end("it has left")
-        elif frame.kind != pb.Frame.HEARTBEAT:
+        elif frame.kind != pb.HEARTBEAT:
             return frame, arrays
         return None
 
-    def _next(self) -> tuple[pb.Frame, list[np.ndarray]]:
-        (length,) = _LENGTH.unpack(self._take(_LENGTH.size))
-        if length > _MOST_FRAME_BYTES:
+    def _next(self) -> tuple[Frame, list[np.ndarray]]:
+        length, kind, request, step = frames.HEAD.unpack(self._take(frames.HEAD.size))
+        if length > frames.MOST_BYTES:
             raise ValueError(f"it sent a frame of {length} bytes")
-        frame = pb.Frame.FromString(self._take(length))
-        arrays = []
-        for each in frame.arrays:
-            dtype, shape = _described(each)
-            if each.segment:
-                arrays.append(self._shared(each, dtype, shape))
-                continue
-            array = np.empty(shape, dtype)
-            if each.by_mpi:
-                if self._mpi is None:
-                    raise ValueError("it sent an array by MPI, which this process does not use")
-                self._mpi.receive(array, each.by_mpi - 1, each.mpi_tag)
-            elif array.nbytes:
-                self._fill(array.reshape(-1).view(np.uint8).data)
-            arrays.append(array)
-        return frame, arrays
+        about, announced = frames.parse(bytes(self._take(length)))
+        return Frame(kind, about, request, step), [self._array(each) for each in announced]
+
+    def _array(self, announced: Announced) -> np.ndarray:
+        """Read one of the arrays that a frame announces."""
+        dtype, shape, elsewhere = announced.dtype, announced.shape, announced.elsewhere
+        if elsewhere is None and 0 < announced.nbytes <= len(self._buffer):
+            return np.frombuffer(self._take(announced.nbytes), dtype).reshape(shape)
+        if elsewhere is not None and elsewhere.segment:
+            return self._shared(elsewhere, dtype, shape)
+        array = np.empty(shape, dtype)
+        if elsewhere is not None:
+            if self._mpi is None:
+                raise ValueError("it sent an array by MPI, which this process does not use")
+            self._mpi.receive(array, elsewhere.by_mpi - 1, elsewhere.mpi_tag)
+        elif array.nbytes:
+            self._fill(array.reshape(-1).view(np.uint8).data)
+        return array
 
     def _shared(self, header: pb.Array, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
         """Return an array in shared memory, whose descriptor came with the frame if it is new."""
@@ -333,22 +342,23 @@ class Channel:
             self._received.add(header.segment, self._descriptors.pop(0))
         return self._received.view(header.segment, dtype, shape)
 
-    def _take(self, count: int) -> bytes:
+    def _take(self, count: int) -> bytearray:
         """Read exactly `count` bytes, through the buffer."""
         while len(self._buffer) < count:
             self._heard, self._listening = time.monotonic(), True
             if self._is_local:
-                received, descriptors, *_ = socket.recv_fds(
-                    self._socket, _BUFFER_BYTES, _MOST_FDS, socket.MSG_CMSG_CLOEXEC
+                received, rights, *_ = self._socket.recvmsg(
+                    _BUFFER_BYTES, _RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC
                 )
-                self._descriptors += descriptors
+                for *_, packed in rights:
+                    self._descriptors += (each for (each,) in _INT.iter_unpack(packed))
             else:
                 received = self._socket.recv(_BUFFER_BYTES)
             self._heard, self._listening = time.monotonic(), False
             if not received:
                 raise EOFError
             self._buffer += received
-        taken = bytes(self._buffer[:count])
+        taken = self._buffer[:count]
         del self._buffer[:count]
         return taken
 
@@ -366,30 +376,10 @@ class Channel:
             ready += received
 
 
-def _described(header: pb.Array) -> tuple[np.dtype, tuple[int, ...]]:
-    """Return dtype and shape of the array that a frame announces.
-
-    Raises:
-        ValueError: It has no type of numbers, or an absurd size.
-    """
-    try:
-        dtype = np.dtype(header.dtype)
-    except TypeError as error:
-        raise ValueError(f"it sent an array of type {header.dtype!r}") from error
-    count = 1
-    for size in header.shape:
-        count *= size
-    if dtype.kind not in _KINDS or min(header.shape, default=0) < 0:
-        raise ValueError(f"it sent an array of {dtype} with shape {tuple(header.shape)}")
-    if count * dtype.itemsize > _MOST_ARRAY_BYTES:
-        raise ValueError(f"it sent an array of shape {tuple(header.shape)}")
-    return dtype, tuple(header.shape)
-
-
 def _send_all(connection: socket.socket, parts: list[Any], descriptors: Sequence[int]) -> None:
     """Send all parts, in as few calls as the kernel allows; descriptors go with the first."""
-    rights = struct.pack(f"{len(descriptors)}i", *descriptors)
-    beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
+    rights = [_INT.pack(each) for each in descriptors]
+    beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, b"".join(rights))] if rights else []
     while parts:
         sent = connection.sendmsg(parts[:_MOST_PARTS], beside)
         beside = []

@@ -7,6 +7,33 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    HEARTBEAT: _ClassVar[Kind]
+    RUN: _ClassVar[Kind]
+    DONE: _ClassVar[Kind]
+    FAILED: _ClassVar[Kind]
+    TENSOR: _ClassVar[Kind]
+    ABORT: _ClassVar[Kind]
+    READ: _ClassVar[Kind]
+    ASSIGN: _ClassVar[Kind]
+    RELEASE: _ClassVar[Kind]
+    TASKS: _ClassVar[Kind]
+    LEAVE: _ClassVar[Kind]
+    CALL: _ClassVar[Kind]
+HEARTBEAT: Kind
+RUN: Kind
+DONE: Kind
+FAILED: Kind
+TENSOR: Kind
+ABORT: Kind
+READ: Kind
+ASSIGN: Kind
+RELEASE: Kind
+TASKS: Kind
+LEAVE: Kind
+CALL: Kind
+
 class HelloRequest(_message.Message):
     __slots__ = ("protocol", "nonce")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
@@ -299,38 +326,9 @@ class Record(_message.Message):
     fields: _containers.MessageMap[str, Value]
     def __init__(self, kind: _Optional[str] = ..., fields: _Optional[_Mapping[str, Value]] = ...) -> None: ...
 
-class Frame(_message.Message):
-    __slots__ = ("kind", "request", "handle", "step", "edge", "source", "destination", "rows", "names", "error", "error_kind", "arrays", "if_missing", "method", "json")
-    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-        __slots__ = ()
-        HEARTBEAT: _ClassVar[Frame.Kind]
-        RUN: _ClassVar[Frame.Kind]
-        DONE: _ClassVar[Frame.Kind]
-        FAILED: _ClassVar[Frame.Kind]
-        TENSOR: _ClassVar[Frame.Kind]
-        ABORT: _ClassVar[Frame.Kind]
-        READ: _ClassVar[Frame.Kind]
-        ASSIGN: _ClassVar[Frame.Kind]
-        RELEASE: _ClassVar[Frame.Kind]
-        TASKS: _ClassVar[Frame.Kind]
-        LEAVE: _ClassVar[Frame.Kind]
-        CALL: _ClassVar[Frame.Kind]
-    HEARTBEAT: Frame.Kind
-    RUN: Frame.Kind
-    DONE: Frame.Kind
-    FAILED: Frame.Kind
-    TENSOR: Frame.Kind
-    ABORT: Frame.Kind
-    READ: Frame.Kind
-    ASSIGN: Frame.Kind
-    RELEASE: Frame.Kind
-    TASKS: Frame.Kind
-    LEAVE: Frame.Kind
-    CALL: Frame.Kind
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_FIELD_NUMBER: _ClassVar[int]
+class Description(_message.Message):
+    __slots__ = ("handle", "edge", "source", "destination", "rows", "names", "error", "error_kind", "arrays", "if_missing", "method", "json")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
     EDGE_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     DESTINATION_FIELD_NUMBER: _ClassVar[int]
@@ -342,10 +340,7 @@ class Frame(_message.Message):
     IF_MISSING_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
     JSON_FIELD_NUMBER: _ClassVar[int]
-    kind: Frame.Kind
-    request: int
     handle: str
-    step: int
     edge: int
     source: str
     destination: str
@@ -357,4 +352,4 @@ class Frame(_message.Message):
     if_missing: bool
     method: str
     json: str
-    def __init__(self, kind: _Optional[_Union[Frame.Kind, str]] = ..., request: _Optional[int] = ..., handle: _Optional[str] = ..., step: _Optional[int] = ..., edge: _Optional[int] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., rows: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., error: _Optional[str] = ..., error_kind: _Optional[str] = ..., arrays: _Optional[_Iterable[_Union[Array, _Mapping]]] = ..., if_missing: bool = ..., method: _Optional[str] = ..., json: _Optional[str] = ...) -> None: ...
+    def __init__(self, handle: _Optional[str] = ..., edge: _Optional[int] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., rows: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., error: _Optional[str] = ..., error_kind: _Optional[str] = ..., arrays: _Optional[_Iterable[_Union[Array, _Mapping]]] = ..., if_missing: bool = ..., method: _Optional[str] = ..., json: _Optional[str] = ...) -> None: ...

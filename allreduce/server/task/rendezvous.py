@@ -14,6 +14,7 @@ from allreduce.graph.partition.rendezvous import Key, LocalRendezvous, Rendezvou
 from allreduce.graph.partition.tasks import task_of_device
 from allreduce.server.protocol import task_pb2 as pb
 from allreduce.server.protocol.channel import Channel
+from allreduce.server.protocol.frames import Frame
 
 _ENDED_STEPS = 1024  # of which late values are dropped
 
@@ -47,22 +48,18 @@ class RemoteRendezvous(Rendezvous):
         if task == self._own:
             self._local.send(key, value)
             return
-        frame = pb.Frame(
-            kind=pb.Frame.TENSOR,
-            handle=self._handle,
-            step=key.step,
-            edge=key.edge,
-            source=key.source,
-            destination=key.destination,
+        about = pb.Description(
+            handle=self._handle, edge=key.edge, source=key.source, destination=key.destination
         )
-        self._channel(task).send(frame, [value])
+        self._channel(task).send(Frame(pb.TENSOR, about, step=key.step), [value])
 
-    def deliver(self, frame: pb.Frame, value: np.ndarray) -> None:
+    def deliver(self, frame: Frame, value: np.ndarray) -> None:
         """Take a value that came from another task; drop it if its step has ended."""
+        about = frame.about
         with self._guard:
             if frame.step in self._ended:
                 return
-            key = Key(0, frame.step, frame.edge, frame.source, frame.destination)
+            key = Key(0, frame.step, about.edge, about.source, about.destination)
             self._local.send(key, value)
 
     def receive(self, key: Key, timeout: float) -> np.ndarray:

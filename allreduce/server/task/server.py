@@ -8,7 +8,7 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -30,10 +30,14 @@ from allreduce.server.protocol import task_pb2 as pb
 from allreduce.server.protocol import task_pb2_grpc
 from allreduce.server.protocol.channel import Channel
 from allreduce.server.protocol.connect import OPTIONS
+from allreduce.server.protocol.frames import Frame
 from allreduce.server.task.connections import Connections
 from allreduce.server.task.service import Service, failure
 from allreduce.server.task.worker import Worker
 
+_Reply = tuple[pb.Description, Sequence[np.ndarray]]
+
+_NOTHING = pb.Description()  # of an answer that consists of arrays
 _THREADS = 16  # for registering; steps have the threads of their connection
 _POLL_SECONDS = 0.5  # seconds, between looks whether a task is up, or has ended
 
@@ -176,63 +180,59 @@ class Server(Refusing):
         self.worker.lose(name, why)
         self.parameters.lose(name, has_left=has_left)
 
-    def _handle(self, channel: Channel, frame: pb.Frame, arrays: Sequence[np.ndarray]) -> None:
-        kind = frame.kind
-        if kind == pb.Frame.TENSOR:
+    def _handle(self, channel: Channel, frame: Frame, arrays: Sequence[np.ndarray]) -> None:
+        kind, about = frame.kind, frame.about
+        if kind == pb.TENSOR:
             self.worker.deliver(frame, arrays[0])
-        elif kind == pb.Frame.ABORT:
-            self.worker.abort(frame.handle, frame.step, PeerLostError(frame.error))
+        elif kind == pb.ABORT:
+            self.worker.abort(about.handle, frame.step, PeerLostError(about.error))
         else:
-            if kind != pb.Frame.RUN or not self.worker.is_quick(frame.handle):
+            if kind != pb.RUN or not self.worker.is_quick(about.handle):
                 channel.hand_over()
-            if kind == pb.Frame.RELEASE:
-                self.worker.release([frame.handle])
-            elif kind in _ANSWERS or kind == pb.Frame.CALL:
+            if kind == pb.RELEASE:
+                self.worker.release([about.handle])
+            elif kind in _ANSWERS:
                 self._answer(channel, frame, arrays)
 
-    def _answer(self, channel: Channel, frame: pb.Frame, arrays: Sequence[np.ndarray]) -> None:
-        reply = pb.Frame(kind=pb.Frame.DONE, request=frame.request)
-        results: Sequence[np.ndarray] = ()
+    def _answer(self, channel: Channel, frame: Frame, arrays: Sequence[np.ndarray]) -> None:
+        results: Sequence[np.ndarray]
         try:
-            if frame.kind == pb.Frame.CALL:
-                fields = json.loads(frame.json)
-                found, results = self.parameters.call(channel.peer, frame.method, fields, arrays)
-                reply.json = json.dumps(found)
-            else:
-                results = _ANSWERS[frame.kind](self, frame, arrays, reply)
+            about, results = _ANSWERS[frame.kind](self, channel.peer, frame, arrays)
+            reply = Frame(pb.DONE, about, frame.request)
         except Exception as error:  # reaches the client, which raises it
-            reply = failure(error, frame.request)
+            reply, results = failure(error, frame.request), ()
         with contextlib.suppress(PeerLostError):  # the client is gone
             try:
                 channel.send(reply, results)
             except UnsupportedError as error:
                 channel.send(failure(error, frame.request))
 
-    def _run(
-        self, frame: pb.Frame, arrays: Sequence[np.ndarray], _: pb.Frame
-    ) -> Sequence[np.ndarray]:
-        return [np.asarray(each) for each in self.worker.run(frame, arrays)]
+    def _run(self, _: str, frame: Frame, arrays: Sequence[np.ndarray]) -> _Reply:
+        return _NOTHING, [np.asarray(each) for each in self.worker.run(frame, arrays)]
 
-    def _read(self, frame: pb.Frame, _: Sequence[np.ndarray], __: pb.Frame) -> Sequence[np.ndarray]:
-        return self.worker.read(frame.names)
+    def _read(self, _: str, frame: Frame, __: Sequence[np.ndarray]) -> _Reply:
+        return _NOTHING, self.worker.read(frame.about.names)
 
-    def _assign(
-        self, frame: pb.Frame, arrays: Sequence[np.ndarray], _: pb.Frame
-    ) -> Sequence[np.ndarray]:
-        self.worker.assign(frame.names, arrays, frame.if_missing)
-        return ()
+    def _assign(self, _: str, frame: Frame, arrays: Sequence[np.ndarray]) -> _Reply:
+        self.worker.assign(frame.about.names, arrays, frame.about.if_missing)
+        return _NOTHING, ()
 
-    def _list(self, _: pb.Frame, __: Sequence[np.ndarray], reply: pb.Frame) -> Sequence[np.ndarray]:
+    def _list(self, _: str, __: Frame, ___: Sequence[np.ndarray]) -> _Reply:
         tasks = self.connections.tasks()
-        reply.names.extend(f"{task}={lives:d}" for task, lives in tasks.items())
-        return ()
+        return pb.Description(names=[f"{task}={lives:d}" for task, lives in tasks.items()]), ()
+
+    def _call(self, caller: str, frame: Frame, arrays: Sequence[np.ndarray]) -> _Reply:
+        about = frame.about
+        found, results = self.parameters.call(caller, about.method, json.loads(about.json), arrays)
+        return pb.Description(json=json.dumps(found)), results
 
 
-_ANSWERS: Mapping[int, Any] = {
-    pb.Frame.RUN: Server._run,
-    pb.Frame.READ: Server._read,
-    pb.Frame.ASSIGN: Server._assign,
-    pb.Frame.TASKS: Server._list,
+_ANSWERS: Mapping[int, Callable[[Server, str, Frame, Sequence[np.ndarray]], _Reply]] = {
+    pb.RUN: Server._run,
+    pb.READ: Server._read,
+    pb.ASSIGN: Server._assign,
+    pb.TASKS: Server._list,
+    pb.CALL: Server._call,
 }
 
 

@@ -20,6 +20,7 @@ from allreduce.server.protocol import task_pb2_grpc
 from allreduce.server.protocol.channel import DEAD_SECONDS
 from allreduce.server.protocol.connect import PROTOCOL, Peer, prove_call
 from allreduce.server.protocol.encode import decode, encode
+from allreduce.server.protocol.frames import Frame
 from allreduce.server.task.connections import Connections
 from allreduce.server.task.master import named_tasks, plan
 from allreduce.server.task.worker import Worker
@@ -182,7 +183,7 @@ class Service(task_pb2_grpc.TaskServicer):
                 continue
             with contextlib.suppress(PeerLostError):  # its parts are gone with it
                 channel, _ = self._connections.connect(task)
-                channel.send(pb.Frame(kind=pb.Frame.RELEASE, handle=handle))
+                channel.send(Frame(pb.RELEASE, pb.Description(handle=handle)))
 
     def register_part(self, request: pb.RegisterPartRequest) -> pb.RegisterPartReply:
         """Compile this task's part of a graph; an error is in the reply."""
@@ -194,13 +195,11 @@ class Service(task_pb2_grpc.TaskServicer):
             )
 
 
-def failure(error: Exception, request: int) -> pb.Frame:
+def failure(error: Exception, request: int) -> Frame:
     """Describe an error for the client."""
     shown = "".join(traceback.format_exception(error))
-    reply = pb.Frame(kind=pb.Frame.FAILED, request=request, error=_text(error))
-    reply.error_kind = type(error).__name__
-    reply.names.append(shown)
-    return reply
+    about = pb.Description(error=_text(error), error_kind=type(error).__name__, names=[shown])
+    return Frame(pb.FAILED, about, request)
 
 
 def _text(error: Exception) -> str:

@@ -28,6 +28,7 @@ from allreduce.optim.base import Optimizer
 from allreduce.server.protocol import task_pb2 as pb
 from allreduce.server.protocol.channel import Channel
 from allreduce.server.protocol.encode import Configuration, Description, decode
+from allreduce.server.protocol.frames import Frame
 from allreduce.server.task.rendezvous import RemoteRendezvous, lost
 
 _QUICK_SECONDS = 1e-3  # of a step, while which no other thread needs to read
@@ -154,7 +155,7 @@ class Worker:
                 setattr(known, name, getattr(made, name))
         return known
 
-    def run(self, frame: pb.Frame, feeds: Sequence[np.ndarray]) -> Sequence[Output]:
+    def run(self, frame: Frame, feeds: Sequence[np.ndarray]) -> Sequence[Output]:
         """Run one step of a part.
 
         Raises:
@@ -162,16 +163,16 @@ class Worker:
             UsageError: A variable has no value.
             Exception: Whatever an operator raised.
         """
-        part = self._part(frame.handle)
+        part = self._part(frame.about.handle)
         empty = [each.name for each in part.variables if each.name in self._empty]
         if empty:
             raise UsageError(f"{self._name} has no value of variables {empty}")
         with part.turn:
             part.running.add(frame.step)
             try:
-                self._part(frame.handle)  # it may have been released meanwhile
+                self._part(frame.about.handle)  # it may have been released meanwhile
                 began = time.monotonic()
-                results = part.executor.run(feeds, StepInfo(frame.rows, 0, frame.step), False)
+                results = part.executor.run(feeds, StepInfo(frame.about.rows, 0, frame.step), False)
                 part.seconds = time.monotonic() - began
                 return results
             finally:
@@ -189,9 +190,9 @@ class Worker:
             raise StaleError(f"{self._name} does not know the graph {handle}")
         return part
 
-    def deliver(self, frame: pb.Frame, value: np.ndarray) -> None:
+    def deliver(self, frame: Frame, value: np.ndarray) -> None:
         """Take a value that another task has sent."""
-        part = self._parts.get(frame.handle)
+        part = self._parts.get(frame.about.handle)
         if part is not None:
             part.rendezvous.deliver(frame, value)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from allreduce.server.protocol import task_pb2 as pb
 from allreduce.server.protocol.channel import Channel
+from allreduce.server.protocol.frames import Frame
 
 Received = queue.Queue[Sequence[np.ndarray]]
 
@@ -21,19 +22,19 @@ class Ends:
     """A connection's two ends, and what the second one receives.
 
     Attributes:
+        frames: The frames that have come, the latest last.
         reasons: Why each of the ends was lost.
     """
 
     sender: Channel
     receiver: Channel
     received: Received
+    frames: list[Frame]
     reasons: queue.Queue[str]
 
-    def send(self, *arrays: np.ndarray) -> pb.Frame:
-        """Send a frame with arrays; returns it."""
-        frame = pb.Frame(kind=pb.Frame.TENSOR)
-        self.sender.send(frame, arrays)
-        return frame
+    def send(self, *arrays: np.ndarray) -> None:
+        """Send a frame with arrays."""
+        self.sender.send(Frame(pb.TENSOR), arrays)
 
 
 @contextlib.contextmanager
@@ -46,15 +47,20 @@ def connected(handle: object = None) -> Iterator[Ends]:
     first, second = socket.socketpair(socket.AF_UNIX)
     received: Received = queue.Queue()
     reasons: queue.Queue[str] = queue.Queue()
+    frames: list[Frame] = []
     taken = handle if callable(handle) else received.put
+
+    def take(_: Channel, frame: Frame, arrays: Sequence[np.ndarray]) -> None:
+        frames.append(frame)
+        taken(arrays)
 
     def lose(_: Channel, why: str) -> None:
         reasons.put(why)
 
     sender = Channel(first, "b", lambda *_: None, lose)
-    receiver = Channel(second, "a", lambda _, __, arrays: taken(arrays), lose)
+    receiver = Channel(second, "a", take, lose)
     try:
-        yield Ends(sender, receiver, received, reasons)
+        yield Ends(sender, receiver, received, frames, reasons)
     finally:
         sender.leave()
         receiver.leave()

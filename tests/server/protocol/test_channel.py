@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from allreduce.errors import PeerLostError, UnsupportedError
-from allreduce.server.protocol import channel
+from allreduce.server.protocol import channel, frames
 from allreduce.server.protocol import task_pb2 as pb
 from allreduce.server.protocol.channel import Answer, Channel
 from tests.server.protocol.connected import connected
@@ -37,7 +37,7 @@ def test_a_dtype_that_does_not_travel_is_refused_before_anything_is_sent() -> No
 @pytest.mark.parametrize("content", [b"\xff" * 40, b"\x0a"])
 def test_bytes_that_are_no_frame_end_the_connection(content: bytes) -> None:
     with connected() as ends:
-        ends.sender._socket.sendall(len(content).to_bytes(4, "big") + content)
+        ends.sender._socket.sendall(frames.HEAD.pack(len(content), pb.TENSOR, 0, 0) + content)
         assert ends.reasons.get(timeout=5)
         assert ends.receiver.ended
         with pytest.raises(queue.Empty):
@@ -89,15 +89,13 @@ def test_an_interrupt_in_the_middle_of_an_answer_ends_a_clients_connection() -> 
         answer.fill(None, (), why)
 
     client = Channel(ours, "b", lambda *_: None, lose, is_clients=True)
-    frame = pb.Frame(kind=pb.Frame.DONE)
-    frame.arrays.add(dtype="<f4", shape=[1000])
-    message = frame.SerializeToString()
-    theirs.sendall(len(message).to_bytes(4, "big") + message + b"half of it")
+    announced = frames.announce(np.dtype(np.float32), (1000,))
+    theirs.sendall(frames.HEAD.pack(len(announced), pb.DONE, 0, 0) + announced + b"half of it")
     main = threading.main_thread().ident
     threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         client.wait(answer, 10)
     assert "KeyboardInterrupt" in client.ended
     with pytest.raises(PeerLostError):
-        client.send(pb.Frame(kind=pb.Frame.READ))
+        client.send(frames.Frame(pb.READ))
     theirs.close()

@@ -13,6 +13,7 @@ import pytest
 import allreduce as ar
 from allreduce.server.protocol import segments
 from allreduce.server.protocol import task_pb2 as pb
+from allreduce.server.protocol.frames import Frame
 from tests.server.clusters import serving
 from tests.server.protocol.connected import Ends, connected
 
@@ -40,10 +41,10 @@ def test_a_segment_is_used_again_when_its_array_is_gone(
 ) -> None:
     numbers = set()
     for step in range(20):
-        frame = ends.send(np.full(LARGE, step, np.float32))
+        ends.send(np.full(LARGE, step, np.float32))
         part = ends.received.get(timeout=10)[0][3:5]  # a view keeps it
         assert part.tolist() == [step, step]
-        numbers.add(frame.arrays[0].segment)
+        numbers.add(ends.frames[-1].about.arrays[0].segment)
         if step == 10:
             kept = part
     assert len(numbers) <= 4  # the kept one, this step's, and what reading threads still hold
@@ -56,18 +57,17 @@ def test_arrays_that_are_kept_do_not_keep_others_from_coming(
 ) -> None:
     kept = []
     for step in range(segments.MOST_SEGMENTS + 3):
-        frame = ends.send(np.full(LARGE, step, np.float32))
+        ends.send(np.full(LARGE, step, np.float32))
         kept.append(ends.received.get(timeout=10)[0])
-    assert frame.arrays[0].segment == 0  # it came by the socket
+    assert ends.frames[-1].about.arrays[0].segment == 0  # it came by the socket
     assert [int(each[-1]) for each in kept] == list(range(len(kept)))
 
 
 def test_a_segment_that_was_never_sent_ends_the_connection(
     ends: Ends,
 ) -> None:
-    frame = pb.Frame(kind=pb.Frame.TENSOR)
-    frame.arrays.add(dtype="<f4", shape=[LARGE], segment=7)
-    ends.sender.send(frame)
+    about = pb.Description(arrays=[pb.Array(dtype="<f4", shape=[LARGE], segment=7)])
+    ends.sender.send(Frame(pb.TENSOR, about))
     with pytest.raises(queue.Empty):
         ends.received.get(timeout=1)
     assert "segment 7, which is not there" in ends.receiver.ended
@@ -75,9 +75,9 @@ def test_a_segment_that_was_never_sent_ends_the_connection(
 
 def test_a_larger_segment_takes_the_place_of_a_small_one(ends: Ends) -> None:
     for size in range(1, segments.MOST_SEGMENTS + 3):
-        frame = ends.send(np.full(size * LARGE, size, np.float32))
+        ends.send(np.full(size * LARGE, size, np.float32))
         assert ends.received.get(timeout=10)[0].tolist() == [size] * (size * LARGE)
-    assert frame.arrays[0].segment > 0
+    assert ends.frames[-1].about.arrays[0].segment > 0
 
 
 def test_a_child_made_by_fork_frees_no_segment_of_its_parent(ends: Ends) -> None:
