@@ -26,10 +26,10 @@ _MOVED = (
 
 
 class OnGpu:
-    """A communicator of NumPy arrays whose calls run on copies of these on the GPU."""
+    """A communicator of NumPy arrays whose calls run on copies of these on a GPU."""
 
-    def __init__(self, comm: Communicator) -> None:
-        self._comm, self._gpu = comm, devices.lookup("GPU:0")
+    def __init__(self, comm: Communicator, gpu: str = "GPU:0") -> None:
+        self._comm, self._gpu = comm, devices.lookup(gpu)
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._comm, name)
@@ -217,12 +217,17 @@ def works_of_groups(comm: Any) -> None:
         group.close()
 
 
+def run_case(name: str, comm: OnGpu) -> None:
+    """Run a case of this file, or of the CPUs' transports."""
+    function = globals().get(name) or case(name)
+    function(comm, *(["private"] if function.__code__.co_argcount == 2 else []))
+
+
 def main() -> None:
     comm: Any = ar.init(timeout=30)
     assert comm.transport == "nccl"
     for name in sys.argv[1:]:
-        function = globals().get(name) or case(name)
-        function(OnGpu(comm), *(["private"] if function.__code__.co_argcount == 2 else []))
+        run_case(name, OnGpu(comm))
         if comm.rank == 0:
             print(name, flush=True)
     comm.close()

@@ -8,9 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import allreduce as ar
+from allreduce.comm import Communicator
 from tests.gpu import launch
+from tests.gpu.collective_cases import OnGpu, run_case
+from tests.harness import run_threads
 
 RANK = """
 import json, sys
@@ -208,6 +213,29 @@ def test_the_cases_of_collectives_on_cpus_hold_on_gpus(cases: tuple[str, ...]) -
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
     assert [line.split()[-1] for line in done.stdout.splitlines()] == list(cases)
+
+
+BETWEEN_TWO = (*CASES, "messages")
+ON_ONE = ("every_length", "into_out", "equal_bits", "in_flight", "scaled", "lists")
+
+
+@pytest.mark.skipif(launch.has_driver(), reason="needs two GPUs")
+@pytest.mark.parametrize(
+    ("gpus", "case"),
+    [(gpus, case) for gpus, cases in (("01", BETWEEN_TWO), ("00", ON_ONE)) for case in cases],
+)
+def test_the_cases_hold_between_threads_of_a_process(gpus: str, case: str) -> None:
+    run_threads(lambda comm: run_case(case, OnGpu(comm, f"GPU:{gpus[comm.rank]}")), len(gpus))
+
+
+def test_what_replicas_on_one_gpu_cannot_do_is_said_on_all() -> None:
+    def member(comm: Communicator) -> None:
+        there = OnGpu(comm)
+        with pytest.raises(ar.UnsupportedError, match="logical devices of one GPU have no all_to"):
+            there.all_to_all(np.zeros(2))
+        assert (there.all_reduce(np.ones(2)) == 2).all()  # they go on
+
+    run_threads(member, 2)
 
 
 @pytest.mark.parametrize(("call", "text"), WRONG.items())

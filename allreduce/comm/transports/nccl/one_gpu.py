@@ -16,7 +16,7 @@ from typing import Any
 
 from allreduce.comm.core.transport import PreparedOnDevice
 from allreduce.devices import COLLECTIVE, Device, Event
-from allreduce.errors import ClosedError, MismatchError, everywhere
+from allreduce.errors import AllreduceError, ClosedError, MismatchError, everywhere
 
 _LOOK_SECONDS = 0.05  # between looks at a failure of another member
 
@@ -72,7 +72,7 @@ class Meeting:
             self._check(member.where, offers)
             self._outcome = member.enqueue_for_all(offers)
         except Exception as error:  # raised on every member's thread
-            self._outcome = error
+            self._outcome = everywhere(error) if isinstance(error, AllreduceError) else error
         self._offers = {}
         self._round += 1
         self._changed.notify_all()
@@ -93,11 +93,9 @@ class Meeting:
         for rank, text in enumerate(texts):
             if text != texts[0]:
                 shown = [", ".join(str(call) for call, _ in each) for each in (texts[0], text)]
-                raise everywhere(
-                    MismatchError(
-                        f"{where}: {self._called(0)} called {shown[0]}, but {self._called(rank)} "
-                        f"called {shown[1]}; all members make the same calls in the same order"
-                    )
+                raise MismatchError(
+                    f"{where}: {self._called(0)} called {shown[0]}, but {self._called(rank)} "
+                    f"called {shown[1]}; all members make the same calls in the same order"
                 )
 
 
