@@ -104,7 +104,8 @@ class ArenaLink:
             if waited >= self._timeout:
                 raise TimeoutError(
                     f"[parameter server] {self._task}: the chief has not initialised the variables "
-                    f"on {server.name} within {self._timeout:g} s; is worker 0 running?"
+                    f"on {server.name} within {self._timeout:g} s; is worker 0 running, and does "
+                    "it make the same model with the same optimizer?"
                 )
         if not initial or (self._is_chief and reply["restored"]):
             what = "goes on" if initial else "has restarted; it goes on"

@@ -131,6 +131,7 @@ class Writer:
 
     def __init__(self) -> None:
         self._busy = threading.Lock()
+        self._refused = ""  # why the latest file could not be written; said once
 
     def start(self, path: Path, contents: Callable[[], Contents]) -> bool:
         """Write a file, unless another one is being written.
@@ -163,8 +164,11 @@ class Writer:
     def _write(self, path: Path, contents: Contents) -> None:
         try:
             write(path, contents)
+            self._refused = ""
         except OSError as error:
-            logger.warning("[parameter server] no checkpoint %s: %s", path, files.refusal(error))
+            before, self._refused = self._refused, files.refusal(error)
+            if self._refused != before:
+                logger.warning("[parameter server] no checkpoint %s: %s", path, self._refused)
         finally:
             self._busy.release()
 

@@ -238,12 +238,12 @@ class ParameterService:
             fit = self._fits[number]
             if fit.is_restored and fit.spec != given:  # of a job before, with other arguments
                 fit = self._fits[number] = Fit(given, fields["workers"], self._aggregation)
-        if fit.spec != given:
-            raise MismatchError(
-                f"[parameter server] fit on {fields['task']} has {given}, but the chief "
-                f"{fit.spec}; "
-                "pass the same arguments on all workers"
-            )
+        for name, value in given.as_json().items():
+            if (its := fit.spec.as_json()[name]) != value:
+                raise MismatchError(
+                    f"[parameter server] fit on {fields['task']} has {name}={value}, but on the "
+                    f"chief {name}={its}; pass the same arguments on all workers"
+                )
         rest, known = iter(arrays), []
         for each in fields["known"]:
             count = sum(len(each[phase]) + 1 for phase in (TRAIN, VALIDATE) if phase in each)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from allreduce.errors import MismatchError
 from allreduce.parameters.dealing import TRAIN, FitSpec
 from allreduce.parameters.service import ParameterService, ParameterServices
 
@@ -24,10 +27,10 @@ def enter(service: Service, caller: str, task: str = "worker:0", **settings: Any
     service.call(caller, "join", {**fields, "settings": given}, [])
 
 
-def begin(service: Service, caller: str, known: int = 0) -> dict[str, Any]:
+def begin(service: Service, caller: str, known: int = 0, spec: FitSpec = SPEC) -> dict[str, Any]:
     """Begin a call of `fit`, as a worker that knows the sums of some epochs."""
     arrays = [np.asarray(64.0)] * (2 * known)
-    fields = {"fit": 1, "spec": SPEC.as_json(), "is_chief": True, "workers": 2, "task": "worker:0"}
+    fields = {"fit": 1, "spec": spec.as_json(), "is_chief": True, "workers": 2, "task": "worker:0"}
     fields |= {"again": bool(known), "known": [{"epoch": e, TRAIN: KINDS} for e in range(known)]}
     return service.call(caller, "begin", fields, arrays)[0]
 
@@ -99,3 +102,11 @@ def test_a_restarted_server_learns_the_epochs_that_workers_know(tmp_path: Path) 
     again.lose("a2", has_left=True)
     again.lose("b2", has_left=True)
     assert not path.exists()  # for the next job to begin its own
+
+
+def test_another_call_of_fit_is_refused_with_the_argument_that_differs() -> None:
+    service = ParameterService()
+    enter(service, "a")
+    begin(service, "a")
+    with pytest.raises(MismatchError, match="has batch_size=32, but on the chief batch_size=64"):
+        begin(service, "b", spec=replace(SPEC, batch_size=32))

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+import allreduce as ar
 from allreduce.server.protocol.channel import DEAD_SECONDS
 from tests.harness import ROOT
+from tests.strategies.small_models import data, model_in
 
 ROUNDS = int(os.environ.get("ROUNDS", "100"))
 DEADLINE = 1800.0
@@ -123,3 +125,13 @@ def test_a_hundred_random_kills_of_each_role(tmp_path: Path, update: str) -> Non
         print(f"{epochs} epochs, loss {first} to {last}")
         assert int(epochs) > 10
         assert float(last) < 0.1 * float(first), "what was learnt is kept"
+        if update == "sync":
+            assert float(last) == pytest.approx(_unbroken(int(epochs)), rel=0.25)
+
+
+def _unbroken(epochs: int) -> float:
+    """Return the loss after so many epochs without a kill."""
+    ar.set_seed(3)
+    model = model_in(ar.MirroredStrategy())
+    losses = model.fit(*data(), batch_size=24, epochs=epochs, verbose=0).history["loss"]
+    return float(losses[-1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -297,16 +298,21 @@ def test_a_server_that_was_replaced_is_not_used_again() -> None:
     client.close()
 
 
-def test_a_server_that_waits_for_a_worker_ends_with_its_strategy(
+def test_a_server_that_waits_for_a_worker_ends_with_its_strategy_and_all_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    spec = describe({"ps": 1, "worker": 1})
+    spec = describe({"ps": 1, "worker": 2})
     monkeypatch.setenv("ALLREDUCE_CLUSTER", spec.as_json())
     monkeypatch.setenv("ALLREDUCE_TASK", "worker:0")
-    command = [*task_command("ps", 0), "--until", "worker:0"]
-    with subprocess.Popen(command) as server:
+    with subprocess.Popen([*task_command("ps", 0), "--until", "worker:0"]) as server:
         try:
-            ar.ParameterServerStrategy(timeout=60).close()
+            first = ar.ParameterServerStrategy(timeout=60)
+            monkeypatch.setenv("ALLREDUCE_TASK", "worker:1")
+            other = ar.ParameterServerStrategy(timeout=60)
+            first.close()
+            while "worker:0" in other.status()["workers"]:
+                time.sleep(0.01)
+            other.close()
             assert server.wait(60) == 0
         finally:
             server.kill()

@@ -219,11 +219,16 @@ class Connections:
             if name.startswith("/job:") and not self.closed.is_set():
                 if channel.has_left:
                     self._left[name] = time.monotonic()
-                if name not in self._lost and name == channel.peer:  # services tell of clients
-                    level = logging.INFO if channel.has_left else logging.WARNING
-                    logger.log(level, "[server] %s has lost %s: %s", self.name, name, why)
-                self._lost.add(name)
+                if name == channel.peer:  # the parameter service tells of clients
+                    self._note_loss(channel, why)
         self._on_lost(channel.peer, why, channel.has_left)
+
+    def _note_loss(self, channel: Channel, why: str) -> None:
+        name = channel.peer
+        if name not in self._lost:
+            level = logging.INFO if channel.has_left else logging.WARNING
+            logger.log(level, "[server] %s has lost %s: %s", self.name, name, why)
+        self._lost.add(name)
 
     def tasks(self) -> dict[str, bool]:
         """Ask all tasks of the cluster whether they live."""
@@ -242,11 +247,11 @@ class Connections:
             return False
         return True
 
-    def has_client(self, task: DeviceName) -> bool:
-        """Whether a client of a task's program is connected, such as a worker's strategy."""
-        name = task_name(task)
+    def has_client(self, task: DeviceName | None = None) -> bool:
+        """Whether a client of a task's program, or of any, is connected: a worker's strategy."""
         with self._connecting:
-            return any(task_of(each.peer) == name != each.peer for each in self._inbound)
+            clients = [task_of(e.peer) for e in self._inbound if task_of(e.peer) != e.peer]
+        return bool(clients) if task is None else task_name(task) in clients
 
     def has_left(self, task: DeviceName) -> bool:
         """Whether a task has closed its connection in good order, and is not back."""

@@ -97,7 +97,8 @@ class Server(Refusing):
             task: The other task, such as "worker:0"; None to wait for `close()` only. The task has
                 ended when it has closed its server or strategy, or exited without an exception. If
                 it is not up yet, is lost otherwise or ended before this one began, this waits for
-                it until the timeout (`ALLREDUCE_TIMEOUT`).
+                it until the timeout (`ALLREDUCE_TIMEOUT`). Then it waits for the strategies of
+                other workers.
 
         Raises:
             TimeoutError: The task has not come up, or not come back, in time.
@@ -112,6 +113,8 @@ class Server(Refusing):
         while (channel := self._await_task(other)) is not None and not channel.has_left:
             while not (channel.ended or self.connections.closed.wait(_POLL_SECONDS)):
                 pass
+        while self.connections.has_client() and not self.connections.closed.wait(_POLL_SECONDS):
+            pass  # another worker's strategy, which may be reading its results
 
     def _await_task(self, task: DeviceName) -> Channel | None:
         """Connect to a task once it is up; None if it has ended, or this one has been closed."""
