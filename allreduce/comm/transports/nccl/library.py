@@ -83,7 +83,7 @@ def _version() -> str:
     text = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
     if lacking := _lacking():
         raise UnsupportedError(
-            f"NCCL {text} has no {', '.join(lacking)}; it takes NCCL {_OLDEST} or later, as in the "
+            f"NCCL {text} has no {', '.join(lacking)}; expected NCCL {_OLDEST} or later, as in the "
             f"package nvidia-nccl-cu12; found {', '.join(loaded())}"
         )
     logger.info("NCCL %s from %s", text, ", ".join(loaded()) or "a preloaded library")

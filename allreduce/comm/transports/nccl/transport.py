@@ -230,7 +230,7 @@ class NcclTransport(Transport):
 
     def _free(self) -> None:
         """End NCCL's calls of a dead communicator, which would wait for ever."""
-        for member in self._members.values():
+        for member in list(self._members.values()):  # another thread may make one
             member.abort()
 
     def close(self, drain: bool) -> None:
