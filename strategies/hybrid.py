@@ -116,3 +116,9 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
                 table.contribute(rule, count, self._update, ranks.rank, ranks.size)
                 table.after = self._update
         return results
+
+    def close(self) -> None:
+        """End the connections to ranks and servers; no more steps can run."""
+        super().close()
+        for server in self._servers:
+            server.close()

@@ -64,6 +64,10 @@ class ParameterServices:
         """Note that a worker's connection has ended; see `ParameterService.lose`."""
         self._service.lose(caller, has_left=has_left)
 
+    def close(self) -> None:
+        """Write what no checkpoint has yet; blocks until it is written."""
+        self._service.close()
+
 
 class ParameterService:
     """Answers the calls of one job's workers; safe to use from several threads.
@@ -128,6 +132,12 @@ class ParameterService:
             path, writer = progress
             writer.wait()
             path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Write what no checkpoint has yet; blocks until it is written."""
+        self._stores.close()
+        if self._progress is not None:
+            self._progress[1].wait()
 
     def is_over(self, fields: Mapping[str, Any]) -> bool:
         """Return whether the job was over before the worker with these fields came."""
@@ -196,8 +206,8 @@ class ParameterService:
             logger.warning("[parameter server] fit goes on in epoch %d, of %s", fit.epoch + 1, path)
 
     def _save_progress(self) -> None:
-        """Write the progress of all calls of `fit`."""
-        if self._progress is None:
+        """Write the progress of all calls of `fit`; the next job does not need it."""
+        if self._progress is None or self._all_have_ended():
             return
         path, writer = self._progress
 

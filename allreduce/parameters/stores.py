@@ -245,6 +245,11 @@ class Stores:
                 self._saved()
         return {}, ()
 
+    def close(self) -> None:
+        """Write checkpoints of all stores that have updates since their latest one."""
+        for key in list(self._stores):
+            self._save_now({"store": key}, ())
+
     def _load(self, store: ParameterStore, fields: Mapping[str, Any]) -> None:
         """Read a new store's values from the checkpoint, if there is one."""
         if fields["checkpoint"] is None:

@@ -16,6 +16,7 @@ from allreduce.strategies import parameter_server
 
 import allreduce as ar
 from allreduce.errors import TimeoutError, UnsupportedError, UsageError
+from allreduce.parameters import checkpoint
 from allreduce.server.client.parameter_client import connect_all
 from tests.server.clusters import describe, task_command
 from tests.strategies.small_models import data, with_table, words
@@ -222,6 +223,27 @@ def test_a_loop_of_ones_own_learns(worker: Worker, options: dict[str, Any]) -> N
     assert found["workers"] == ["worker:0"]
     expected = {"update": {}, "staleness": {0: 1, 1: 59}}
     assert found["staleness"] == expected.get(next(iter(options), ""), {0: 60})
+
+
+def test_a_server_that_ends_writes_the_latest_updates(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    spec = describe({"ps": 1, "worker": 1})
+    monkeypatch.setenv("ALLREDUCE_CLUSTER", spec.as_json())
+    monkeypatch.setenv("ALLREDUCE_TASK", "worker:0")
+    x, y = data()
+    with ar.Server(spec, "ps", 0):
+        strategy = ar.ParameterServerStrategy(timeout=20, checkpoint=tmp_path)
+        with strategy.scope():
+            model = ar.nn.Sequential([ar.nn.Dense(2, activation="softmax")])
+            model.compile("sgd", LOSS)
+        for _ in range(3):
+            model.train_on_batch(x, y)
+    strategy.close()
+    (written,) = tmp_path.glob("*-part-0-of-1.safetensors")
+    found = checkpoint.read(written)
+    assert found is not None
+    assert found.described["version"] == 3
 
 
 def test_what_cannot_be_is_said_in_one_line(

@@ -149,6 +149,8 @@ class Server(Refusing):
     def _stop(self, *, in_order: bool = True) -> None:
         self._grpc.stop(None)
         self.connections.close(in_order=in_order)
+        if in_order:
+            self.parameters.close()
 
     def __enter__(self) -> Server:
         return self
