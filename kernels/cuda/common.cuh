@@ -1,12 +1,17 @@
 // Shared by all kernels: dynamic shared memory, sums over warps and blocks, half types.
 //
 // Kernels keep to a subset of CUDA C++, so that the same files run on the host in tests: free
-// functions, `extern "C" __global__`, SHARED_DYNAMIC, full-warp masks, no PTX, no device globals.
+// functions, KERNEL, SHARED_DYNAMIC, full-warp masks, no PTX, no device globals.
 // NVRTC compiles each .cu file by itself, as C++17, and includes nothing of the standard library.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+
+// A kernel that is launched with so many threads in a block, as modules.py and rows.py do; without
+// their number the compiler leaves registers for 1024. A second number asks for so many blocks on a
+// multiprocessor.
+#define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 
 #ifndef SHARED_DYNAMIC
 #define SHARED_DYNAMIC(T, name) extern __shared__ T name[]

@@ -24,14 +24,14 @@ __device__ inline void fill(T* out, T value, long long n) {
   for (long long i = first_index(); i < n; i += stride_of_grid()) out[i] = value;
 }
 
-#define COPY(bytes, T)                                                                   \
-  extern "C" __global__ void copy_##bytes(T* out, const T* a, long long n, Strided s) {  \
-    copy_strided(out, a, n, s);                                                          \
-  }                                                                                      \
-  extern "C" __global__ void place_##bytes(T* out, const T* a, long long n, Strided s) { \
-    place_strided(out, a, n, s);                                                         \
-  }                                                                                      \
-  extern "C" __global__ void fill_##bytes(T* out, T value, long long n) { fill(out, value, n); }
+#define COPY(bytes, T)                                                    \
+  KERNEL(256) copy_##bytes(T* out, const T* a, long long n, Strided s) {  \
+    copy_strided(out, a, n, s);                                           \
+  }                                                                       \
+  KERNEL(256) place_##bytes(T* out, const T* a, long long n, Strided s) { \
+    place_strided(out, a, n, s);                                          \
+  }                                                                       \
+  KERNEL(256) fill_##bytes(T* out, T value, long long n) { fill(out, value, n); }
 COPY(1, unsigned char)
 COPY(2, unsigned short)
 COPY(4, unsigned)
@@ -58,9 +58,9 @@ __device__ inline void cast(To* __restrict__ out, const From* __restrict__ a, lo
     convert(out + i, a[offsets_of(s, i).at[0]]);
 }
 
-#define CAST(from, From, to, To)                                                                  \
-  extern "C" __global__ void cast_##from##_##to(To* out, const From* a, long long n, Strided s) { \
-    cast(out, a, n, s);                                                                           \
+#define CAST(from, From, to, To)                                                   \
+  KERNEL(256) cast_##from##_##to(To* out, const From* a, long long n, Strided s) { \
+    cast(out, a, n, s);                                                            \
   }
 #define CAST_BOTH(one, One, other, Other) \
   CAST(one, One, other, Other)            \

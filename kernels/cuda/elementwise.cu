@@ -40,14 +40,13 @@ __device__ inline T whole_quotient(T x, T y) {
   return found - (found * y != x && (x < 0) != (y < 0));
 }
 
-#define UNARY_OF(name, suffix, T, expression)                                              \
-  extern "C" __global__ void name##_##suffix(T* out, const T* a, long long n, Strided s) { \
-    map1(out, a, n, s, [](T x) { return (T)(expression); });                               \
+#define UNARY_OF(name, suffix, T, expression)                               \
+  KERNEL(256) name##_##suffix(T* out, const T* a, long long n, Strided s) { \
+    map1(out, a, n, s, [](T x) { return (T)(expression); });                \
   }
-#define BINARY_OF(name, suffix, Out, T, expression)                                         \
-  extern "C" __global__ void name##_##suffix(Out* out, const T* a, const T* b, long long n, \
-                                             Strided s) {                                   \
-    map2(out, a, b, n, s, [](T x, T y) { return (Out)(expression); });                      \
+#define BINARY_OF(name, suffix, Out, T, expression)                                       \
+  KERNEL(256) name##_##suffix(Out* out, const T* a, const T* b, long long n, Strided s) { \
+    map2(out, a, b, n, s, [](T x, T y) { return (Out)(expression); });                    \
   }
 #define UNARY_FLOAT(name, expression)    \
   UNARY_OF(name, f32, float, expression) \
@@ -98,9 +97,9 @@ UNARY_FLOAT(round_to_bfloat16, widen(__float2bfloat16_rn((float)x)))
 UNARY_OF(invert, i32, int, ~x)
 UNARY_OF(invert, i64, long long, ~x)
 UNARY_OF(invert, b8, bool, !x)
-#define TEST(name, suffix, T, expression)                                                     \
-  extern "C" __global__ void name##_##suffix(bool* out, const T* a, long long n, Strided s) { \
-    map1(out, a, n, s, [](T x) { return (bool)(expression); });                               \
+#define TEST(name, suffix, T, expression)                                      \
+  KERNEL(256) name##_##suffix(bool* out, const T* a, long long n, Strided s) { \
+    map1(out, a, n, s, [](T x) { return (bool)(expression); });                \
   }
 #define TEST_FLOAT(name, expression) \
   TEST(name, f32, float, expression) \
@@ -143,14 +142,13 @@ __device__ inline void choose(T* __restrict__ out, const bool* __restrict__ c,
     out[i] = c[from.at[0]] ? a[from.at[1]] : b[from.at[2]];
   }
 }
-#define CHOOSE(suffix, T)                                                                  \
-  extern "C" __global__ void where_##suffix(T* out, const bool* c, const T* a, const T* b, \
-                                            long long n, Strided s) {                      \
-    choose(out, c, a, b, n, s);                                                            \
-  }                                                                                        \
-  extern "C" __global__ void clip_##suffix(T* out, const T* a, T low, T high, long long n, \
-                                           Strided s) {                                    \
-    map1(out, a, n, s, [=](T x) { return smaller(larger(x, low), high); });                \
+#define CHOOSE(suffix, T)                                                                 \
+  KERNEL(256)                                                                             \
+  where_##suffix(T* out, const bool* c, const T* a, const T* b, long long n, Strided s) { \
+    choose(out, c, a, b, n, s);                                                           \
+  }                                                                                       \
+  KERNEL(256) clip_##suffix(T* out, const T* a, T low, T high, long long n, Strided s) {  \
+    map1(out, a, n, s, [=](T x) { return smaller(larger(x, low), high); });               \
   }
 CHOOSE(f32, float)
 CHOOSE(f64, double)

@@ -58,15 +58,16 @@ __device__ inline void normalize_gradient(T* __restrict__ out, const T* __restri
   }
 }
 
-#define NORMALIZE(suffix, T)                                                                    \
-  extern "C" __global__ void __launch_bounds__(256) normalize_##suffix(                         \
-      T* out, const T* x, long long outer, long long length, long long inner, double epsilon) { \
-    normalize(out, x, outer, length, inner, (T)epsilon);                                        \
-  }                                                                                             \
-  extern "C" __global__ void __launch_bounds__(256)                                             \
-      normalize_gradient_##suffix(T* out, const T* dy, const T* x, const T* y, long long outer, \
-                                  long long length, long long inner, double epsilon) {          \
-    normalize_gradient(out, dy, x, y, outer, length, inner, (T)epsilon);                        \
+#define NORMALIZE(suffix, T)                                                                 \
+  KERNEL(256)                                                                                \
+  normalize_##suffix(T* out, const T* x, long long outer, long long length, long long inner, \
+                     double epsilon) {                                                       \
+    normalize(out, x, outer, length, inner, (T)epsilon);                                     \
+  }                                                                                          \
+  KERNEL(256)                                                                                \
+  normalize_gradient_##suffix(T* out, const T* dy, const T* x, const T* y, long long outer,  \
+                              long long length, long long inner, double epsilon) {           \
+    normalize_gradient(out, dy, x, y, outer, length, inner, (T)epsilon);                     \
   }
 NORMALIZE(f32, float)
 NORMALIZE(f64, double)

@@ -95,16 +95,16 @@ __device__ inline void update(T* p, const T* g, T* const (&s)[slots], const T* c
 }
 
 #define OPTIMIZERS(suffix, T)                                                                      \
-  extern "C" __global__ void __launch_bounds__(256, 2)                                             \
-      sgd_##suffix(T* p, const T* g, const T* count, double limit, double rate, long long n) {     \
+  KERNEL(256, 2)                                                                                   \
+  sgd_##suffix(T* p, const T* g, const T* count, double limit, double rate, long long n) {         \
     const Mean<T> live = mean_of(*count, (T)limit);                                                \
     const T r = (T)rate;                                                                           \
     for (long long i = first_index(); i < n; i += stride_of_grid())                                \
       p[i] -= r * scaled(g[i], live);                                                              \
   }                                                                                                \
-  extern "C" __global__ void __launch_bounds__(256, 2)                                             \
-      momentum_##suffix(T* p, const T* g, T* v, const T* count, double limit, double rate,         \
-                        double momentum, int nesterov, long long n) {                              \
+  KERNEL(256, 2)                                                                                   \
+  momentum_##suffix(T* p, const T* g, T* v, const T* count, double limit, double rate,             \
+                    double momentum, int nesterov, long long n) {                                  \
     const T r = (T)rate, keep = (T)momentum, ahead = nesterov ? keep : (T)1;                       \
     const T again = nesterov ? r : (T)0;                                                           \
     update<T, 1>(p, g, {v}, count, (T)limit, n, [=](T& value, T mean, T(&slot)[1]) {               \
@@ -112,9 +112,9 @@ __device__ inline void update(T* p, const T* g, T* const (&s)[slots], const T* c
       value += ahead * slot[0] - again * mean;                                                     \
     });                                                                                            \
   }                                                                                                \
-  extern "C" __global__ void __launch_bounds__(256, 2)                                             \
-      adam_##suffix(T* p, const T* g, T* m, T* v, const T* count, double limit, double rate,       \
-                    double beta1, double beta2, double epsilon, double keep, long long n) {        \
+  KERNEL(256, 2)                                                                                   \
+  adam_##suffix(T* p, const T* g, T* m, T* v, const T* count, double limit, double rate,           \
+                double beta1, double beta2, double epsilon, double keep, long long n) {            \
     const T r = (T)rate, b1 = (T)beta1, c1 = (T)(1 - beta1), b2 = (T)beta2, c2 = (T)(1 - beta2),   \
             e = (T)epsilon, k = (T)keep;                                                           \
     update<T, 2>(p, g, {m, v}, count, (T)limit, n, [=](T& value, T mean, T(&slot)[2]) {            \
@@ -124,18 +124,18 @@ __device__ inline void update(T* p, const T* g, T* const (&s)[slots], const T* c
     });                                                                                            \
   }                                                                                                \
   /* start: the initial accumulator value + epsilon */                                             \
-  extern "C" __global__ void __launch_bounds__(256, 2)                                             \
-      adagrad_##suffix(T* p, const T* g, T* accumulator, const T* count, double limit,             \
-                       double rate, double start, long long n) {                                   \
+  KERNEL(256, 2)                                                                                   \
+  adagrad_##suffix(T* p, const T* g, T* accumulator, const T* count, double limit, double rate,    \
+                   double start, long long n) {                                                    \
     const T r = (T)rate, first = (T)start;                                                         \
     update<T, 1>(p, g, {accumulator}, count, (T)limit, n, [=](T& value, T mean, T(&slot)[1]) {     \
       slot[0] += mean * mean;                                                                      \
       value -= r * mean / sqrt(slot[0] + first);                                                   \
     });                                                                                            \
   }                                                                                                \
-  extern "C" __global__ void __launch_bounds__(256, 2)                                             \
-      lion_##suffix(T* p, const T* g, T* m, const T* count, double limit, double rate,             \
-                    double beta1, double beta2, double decay, long long n) {                       \
+  KERNEL(256, 2)                                                                                   \
+  lion_##suffix(T* p, const T* g, T* m, const T* count, double limit, double rate, double beta1,   \
+                double beta2, double decay, long long n) {                                         \
     const T r = (T)rate, b1 = (T)beta1, c1 = (T)(1 - beta1), b2 = (T)beta2, c2 = (T)(1 - beta2),   \
             d = (T)decay;                                                                          \
     update<T, 1>(p, g, {m}, count, (T)limit, n, [=](T& value, T mean, T(&slot)[1]) {               \
@@ -145,9 +145,9 @@ __device__ inline void update(T* p, const T* g, T* const (&s)[slots], const T* c
     });                                                                                            \
   }                                                                                                \
   /* mean and move are null where `centered` and momentum are not used */                          \
-  extern "C" __global__ void __launch_bounds__(256, 2) rmsprop_##suffix(                           \
-      T* p, const T* g, T* square, T* mean, T* move, const T* count, double limit, double rate,    \
-      double rho, double momentum, double epsilon, long long n) {                                  \
+  KERNEL(256, 2)                                                                                   \
+  rmsprop_##suffix(T* p, const T* g, T* square, T* mean, T* move, const T* count, double limit,    \
+                   double rate, double rho, double momentum, double epsilon, long long n) {        \
     const T r = (T)rate, keep = (T)rho, rest = (T)(1 - rho), k = (T)momentum, e = (T)epsilon;      \
     const bool has_mean = mean, has_move = move;                                                   \
     const Mean<T> live = mean_of(*count, (T)limit);                                                \
@@ -171,8 +171,9 @@ __device__ inline void update(T* p, const T* g, T* const (&s)[slots], const T* c
   }                                                                                                \
   /* Of one variable. norms: pairs of sums of squares, of the parameters and of the gradient or */ \
   /* update, one of each block of this kernel. */                                                  \
-  extern "C" __global__ void __launch_bounds__(256, 2) lars_norms_##suffix(                        \
-      const T* p, const T* g, const T* count, double* norms, double limit, long long n) {          \
+  KERNEL(256, 2)                                                                                   \
+  lars_norms_##suffix(const T* p, const T* g, const T* count, double* norms, double limit,         \
+                      long long n) {                                                               \
     const Mean<T> live = mean_of(*count, (T)limit);                                                \
     double weights = 0, gradients = 0;                                                             \
     for (long long i = first_index(); i < n; i += stride_of_grid()) {                              \
@@ -182,9 +183,10 @@ __device__ inline void update(T* p, const T* g, T* const (&s)[slots], const T* c
     }                                                                                              \
     put_pair(norms, weights, gradients);                                                           \
   }                                                                                                \
-  extern "C" __global__ void __launch_bounds__(256, 2) lars_##suffix(                              \
-      T* p, const T* g, T* velocity, const T* count, const double* norms, int parts, double limit, \
-      double rate, double momentum, double decay, double coefficient, long long n) {               \
+  KERNEL(256, 2)                                                                                   \
+  lars_##suffix(T* p, const T* g, T* velocity, const T* count, const double* norms, int parts,     \
+                double limit, double rate, double momentum, double decay, double coefficient,      \
+                long long n) {                                                                     \
     const Pair norm = norms_of(norms, parts);                                                      \
     const double trust = norm.first > 0 && norm.second > 0                                         \
                              ? coefficient * norm.first / (norm.second + decay * norm.first)       \
@@ -196,10 +198,10 @@ __device__ inline void update(T* p, const T* g, T* const (&s)[slots], const T* c
     });                                                                                            \
   }                                                                                                \
   /* The moments' update, and the norms; fix1 and fix2 are 1 - beta ** step. */                    \
-  extern "C" __global__ void __launch_bounds__(256, 2)                                             \
-      lamb_norms_##suffix(const T* p, const T* g, T* m, T* v, const T* count, double* norms,       \
-                          double limit, double beta1, double beta2, double epsilon, double decay,  \
-                          double fix1, double fix2, long long n) {                                 \
+  KERNEL(256, 2)                                                                                   \
+  lamb_norms_##suffix(const T* p, const T* g, T* m, T* v, const T* count, double* norms,           \
+                      double limit, double beta1, double beta2, double epsilon, double decay,      \
+                      double fix1, double fix2, long long n) {                                     \
     const Mean<T> live = mean_of(*count, (T)limit);                                                \
     const T b1 = (T)beta1, c1 = (T)(1 - beta1), b2 = (T)beta2, c2 = (T)(1 - beta2);                \
     double weights = 0, moves = 0;                                                                 \
@@ -214,9 +216,9 @@ __device__ inline void update(T* p, const T* g, T* const (&s)[slots], const T* c
     }                                                                                              \
     put_pair(norms, weights, moves);                                                               \
   }                                                                                                \
-  extern "C" __global__ void __launch_bounds__(256, 2)                                             \
-      lamb_##suffix(T* p, const T* m, const T* v, const double* norms, int parts, double rate,     \
-                    double epsilon, double decay, double fix1, double fix2, long long n) {         \
+  KERNEL(256, 2)                                                                                   \
+  lamb_##suffix(T* p, const T* m, const T* v, const double* norms, int parts, double rate,         \
+                double epsilon, double decay, double fix1, double fix2, long long n) {             \
     const Pair norm = norms_of(norms, parts);                                                      \
     const T r = (T)(rate * (norm.first > 0 && norm.second > 0 ? norm.first / norm.second : 1));    \
     const T f1 = (T)fix1, f2 = (T)fix2, e = (T)epsilon, d = (T)decay;                              \
@@ -224,22 +226,22 @@ __device__ inline void update(T* p, const T* g, T* const (&s)[slots], const T* c
       p[i] -= r * (m[i] / f1 / (sqrt(v[i] / f2) + e) + d * p[i]);                                  \
   }                                                                                                \
   /* The moving average of parameters. */                                                          \
-  extern "C" __global__ void __launch_bounds__(256, 2)                                             \
-      average_##suffix(T* average, const T* p, double keep, long long n) {                         \
+  KERNEL(256, 2)                                                                                   \
+  average_##suffix(T* average, const T* p, double keep, long long n) {                             \
     const T k = (T)keep, rest = (T)(1 - keep);                                                     \
     for (long long i = first_index(); i < n; i += stride_of_grid())                                \
       average[i] = k * average[i] + rest * p[i];                                                   \
   }                                                                                                \
   /* Of all gradients: sums of squares, one of each block; and what to divide gradients by so */   \
   /* that the norm of their mean is `limit` at most: the count, or more. */                        \
-  extern "C" __global__ void __launch_bounds__(256, 2)                                             \
-      squares_##suffix(double* squares, const T* g, long long n) {                                 \
+  KERNEL(256, 2)                                                                                   \
+  squares_##suffix(double* squares, const T* g, long long n) {                                     \
     double sum = 0;                                                                                \
     for (long long i = first_index(); i < n; i += stride_of_grid()) sum += (double)g[i] * g[i];    \
     put_pair(squares, sum, 0);                                                                     \
   }                                                                                                \
-  extern "C" __global__ void __launch_bounds__(256, 2) divisor_##suffix(                           \
-      T* divisor, const T* count, const double* squares, int parts, double limit) {                \
+  KERNEL(256, 2)                                                                                   \
+  divisor_##suffix(T* divisor, const T* count, const double* squares, int parts, double limit) {   \
     const double norm = norms_of(squares, parts).first, most = limit * (double)*count;             \
     if (threadIdx.x == 0)                                                                          \
       *divisor = norm > most && most > 0 ? (T)(*count * (norm / most)) : *count;                   \

@@ -53,12 +53,12 @@ __device__ inline void dropout(T* __restrict__ out, const T* __restrict__ x,
   }
 }
 
-#define DROPOUT(suffix, T)                                                                      \
-  extern "C" __global__ void dropout_##suffix(T* out, const T* x, const long long* row_offset,  \
-                                              const long long* step, long long rows_per_sample, \
-                                              long long rows, long long columns, double rate,   \
-                                              unsigned long long key) {                         \
-    dropout(out, x, row_offset, step, rows_per_sample, rows, columns, rate, key);               \
+#define DROPOUT(suffix, T)                                                                    \
+  KERNEL(256)                                                                                 \
+  dropout_##suffix(T* out, const T* x, const long long* row_offset, const long long* step,    \
+                   long long rows_per_sample, long long rows, long long columns, double rate, \
+                   unsigned long long key) {                                                  \
+    dropout(out, x, row_offset, step, rows_per_sample, rows, columns, rate, key);             \
   }
 DROPOUT(f32, float)
 DROPOUT(f64, double)
@@ -112,16 +112,16 @@ __device__ inline void normal(T* __restrict__ out, const long long* row_offset,
     out[i] = (T)(mean + deviation * (radius * cos(angle)));
   }
 }
-#define DRAW(suffix, T)                                                                        \
-  extern "C" __global__ void uniform_##suffix(                                                 \
-      T* out, const long long* row_offset, const long long* step, long long unit, long long n, \
-      double low, double width, double most, unsigned long long key) {                         \
-    uniform(out, row_offset, step, unit, n, low, width, most, key);                            \
-  }                                                                                            \
-  extern "C" __global__ void normal_##suffix(                                                  \
-      T* out, const long long* row_offset, const long long* step, long long unit, long long n, \
-      double mean, double deviation, unsigned long long key) {                                 \
-    normal(out, row_offset, step, unit, n, mean, deviation, key);                              \
+#define DRAW(suffix, T)                                                                          \
+  KERNEL(256)                                                                                    \
+  uniform_##suffix(T* out, const long long* row_offset, const long long* step, long long unit,   \
+                   long long n, double low, double width, double most, unsigned long long key) { \
+    uniform(out, row_offset, step, unit, n, low, width, most, key);                              \
+  }                                                                                              \
+  KERNEL(256)                                                                                    \
+  normal_##suffix(T* out, const long long* row_offset, const long long* step, long long unit,    \
+                  long long n, double mean, double deviation, unsigned long long key) {          \
+    normal(out, row_offset, step, unit, n, mean, deviation, key);                                \
   }
 DRAW(f32, float)
 DRAW(f64, double)

@@ -38,24 +38,24 @@ __device__ inline void reduce(T* __restrict__ out, const T* __restrict__ x, cons
   }
 }
 
-#define REDUCE(suffix, T, Wide)                                                           \
-  extern "C" __global__ void sum_to_##suffix(T* out, const T* x, Axis axis, Wide scale) { \
-    __shared__ Wide part[32];                                                             \
-    reduce(                                                                               \
-        out, x, axis, part, [](const T*) { return (Wide)0; },                             \
-        [](Wide a, Wide b) { return a + b; }, [=](Wide a) { return a * scale; });         \
-  }                                                                                       \
-  extern "C" __global__ void max_##suffix(T* out, const T* x, Axis axis) {                \
-    __shared__ Wide part[32];                                                             \
-    reduce(                                                                               \
-        out, x, axis, part, [](const T* from) { return (Wide)widen(*from); },             \
-        [](Wide a, Wide b) { return larger(a, b); }, [](Wide a) { return a; });           \
-  }                                                                                       \
-  extern "C" __global__ void min_##suffix(T* out, const T* x, Axis axis) {                \
-    __shared__ Wide part[32];                                                             \
-    reduce(                                                                               \
-        out, x, axis, part, [](const T* from) { return (Wide)widen(*from); },             \
-        [](Wide a, Wide b) { return smaller(a, b); }, [](Wide a) { return a; });          \
+#define REDUCE(suffix, T, Wide)                                                   \
+  KERNEL(256) sum_to_##suffix(T* out, const T* x, Axis axis, Wide scale) {        \
+    __shared__ Wide part[32];                                                     \
+    reduce(                                                                       \
+        out, x, axis, part, [](const T*) { return (Wide)0; },                     \
+        [](Wide a, Wide b) { return a + b; }, [=](Wide a) { return a * scale; }); \
+  }                                                                               \
+  KERNEL(256) max_##suffix(T* out, const T* x, Axis axis) {                       \
+    __shared__ Wide part[32];                                                     \
+    reduce(                                                                       \
+        out, x, axis, part, [](const T* from) { return (Wide)widen(*from); },     \
+        [](Wide a, Wide b) { return larger(a, b); }, [](Wide a) { return a; });   \
+  }                                                                               \
+  KERNEL(256) min_##suffix(T* out, const T* x, Axis axis) {                       \
+    __shared__ Wide part[32];                                                     \
+    reduce(                                                                       \
+        out, x, axis, part, [](const T* from) { return (Wide)widen(*from); },     \
+        [](Wide a, Wide b) { return smaller(a, b); }, [](Wide a) { return a; });  \
   }
 REDUCE(f32, float, float)
 REDUCE(f64, double, double)
@@ -84,14 +84,16 @@ __device__ inline void find_best(long long* __restrict__ out, const T* __restric
   }
 }
 
-#define FIND(suffix, T)                                                                   \
-  extern "C" __global__ void argmax_##suffix(long long* out, const T* x, long long outer, \
-                                             long long length, long long inner) {         \
-    find_best(out, x, outer, length, inner, [](T a, T b) { return a > b; });              \
-  }                                                                                       \
-  extern "C" __global__ void argmin_##suffix(long long* out, const T* x, long long outer, \
-                                             long long length, long long inner) {         \
-    find_best(out, x, outer, length, inner, [](T a, T b) { return a < b; });              \
+#define FIND(suffix, T)                                                          \
+  KERNEL(256)                                                                    \
+  argmax_##suffix(long long* out, const T* x, long long outer, long long length, \
+                  long long inner) {                                             \
+    find_best(out, x, outer, length, inner, [](T a, T b) { return a > b; });     \
+  }                                                                              \
+  KERNEL(256)                                                                    \
+  argmin_##suffix(long long* out, const T* x, long long outer, long long length, \
+                  long long inner) {                                             \
+    find_best(out, x, outer, length, inner, [](T a, T b) { return a < b; });     \
   }
 FIND(f32, float)
 FIND(f64, double)
@@ -111,10 +113,11 @@ __device__ inline void sum_up(T* __restrict__ out, const T* __restrict__ x, long
     }
   }
 }
-#define SUM_UP(suffix, T)                                                                          \
-  extern "C" __global__ void cumsum_##suffix(T* out, const T* x, long long outer,                  \
-                                             long long length, long long inner, int is_reversed) { \
-    sum_up(out, x, outer, length, inner, is_reversed);                                             \
+#define SUM_UP(suffix, T)                                                                 \
+  KERNEL(256)                                                                             \
+  cumsum_##suffix(T* out, const T* x, long long outer, long long length, long long inner, \
+                  int is_reversed) {                                                      \
+    sum_up(out, x, outer, length, inner, is_reversed);                                    \
   }
 SUM_UP(f32, float)
 SUM_UP(f64, double)
@@ -139,8 +142,7 @@ __device__ inline void sum_of(T* out, const Inputs<T>& inputs, int count, double
   }
 }
 #define SUM_OF(suffix, T)                                                                        \
-  extern "C" __global__ void sum_of_##suffix(T* out, Inputs<T> inputs, int count, double factor, \
-                                             long long n) {                                      \
+  KERNEL(256) sum_of_##suffix(T* out, Inputs<T> inputs, int count, double factor, long long n) { \
     sum_of(out, inputs, count, factor, n);                                                       \
   }
 SUM_OF(f32, float)

@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
+from allreduce.devices.cuda.modules import BLOCK
 from tests.gpu import launch
 from tests.gpu.kernels import SOURCES
 from tests.harness import script_of
@@ -21,8 +23,12 @@ pytestmark = pytest.mark.skipif(
 
 
 def compile_all(path: str, includes: list[str], architectures: list[int]) -> None:
-    """Print, for each architecture, the number of kernels and the bytes of their spills."""
+    """Print, for each architecture, how many kernels there are and how many bytes they spill.
+
+    Then the threads that they are compiled for: attribute EIATTR_MAX_THREADS of a cubin.
+    """
     import re
+    import struct
     from pathlib import Path
 
     from cuda.bindings import nvrtc
@@ -36,10 +42,15 @@ def compile_all(path: str, includes: list[str], architectures: list[int]) -> Non
         log = b" " * nvrtc.nvrtcGetProgramLogSize(program)[1]
         nvrtc.nvrtcGetProgramLog(program, log)
         assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
-        assert nvrtc.nvrtcGetCUBINSize(program)[1] > 0
+        cubin = b" " * nvrtc.nvrtcGetCUBINSize(program)[1]
+        nvrtc.nvrtcGetCUBIN(program, cubin)
+        threads = [
+            struct.unpack("<3I", each)
+            for each in re.findall(rb"\x04\x05\x0c\x00(.{12})", cubin, re.DOTALL)
+        ]
         kernels = len(re.findall(rb"Used \d+ registers", log))
         spilled = sum(map(int, re.findall(rb"(\d+) bytes spill", log)))
-        print(architecture, kernels, spilled)
+        print(kernels, spilled, *(x for x, y, z in threads if (y, z) == (1, 1)))
 
 
 def compiled(path: str, architectures: list[int]) -> list[list[int]]:
@@ -60,10 +71,13 @@ def test_all_files_are_found() -> None:
     "architectures", [[70], pytest.param([75, 80, 90, 100], marks=pytest.mark.torture)], ids=str
 )
 @pytest.mark.timeout(600)
-def test_a_file_compiles_without_spills(path: str, architectures: list[int]) -> None:
-    for _, kernels, spilled in compiled(str(path), architectures):
+def test_a_file_compiles_without_spills(path: Path, architectures: list[int]) -> None:
+    block = 128 if path.stem == "loss" else BLOCK
+    for kernels, spilled, *threads in compiled(str(path), architectures):
         assert kernels > 0
         assert not spilled
+        assert set(threads) == {block}
+        assert len(threads) % kernels == 0  # a cubin may repeat them
 
 
 def test_headers_say_how_many_bytes_are_moved() -> None:
