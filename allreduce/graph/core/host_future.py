@@ -13,14 +13,20 @@ from allreduce.devices import Device, Event
 
 
 class HostFuture:
-    """A host array that a device copy fills."""
+    """A host array that a device copy fills.
 
-    __slots__ = ("_array", "_device", "_event")
+    Attributes:
+        owner: What the copy needs until it is done: the replicas, whose communicators end
+            collectives that are under way when they are freed.
+    """
+
+    __slots__ = ("_array", "_device", "_event", "owner")
 
     def __init__(self, array: np.ndarray, event: Event, device: Device) -> None:
         self._array = array
         self._event = event
         self._device: Device | None = device
+        self.owner: object = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -37,7 +43,7 @@ class HostFuture:
             self._device.confirm()
             self._device.check()
             self._array = self._device.keep(self._array)
-            self._device = None
+            self._device = self.owner = None
         return self._array
 
 

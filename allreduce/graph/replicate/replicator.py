@@ -11,7 +11,7 @@ import numpy as np
 from allreduce.devices import options
 from allreduce.devices.names import DeviceName
 from allreduce.errors import UsageError
-from allreduce.graph.core.host_future import Output
+from allreduce.graph.core.host_future import HostFuture, Output
 from allreduce.graph.core.node import Graph
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.tensor import concrete
@@ -241,6 +241,9 @@ class Replicator(Replicas):
                 if not all(executor.is_prepared(info) for executor, info in pairs):
                     self.on_replicas(prepare)
                 results = self.on_replicas(step)
+                for output in [each for values in results for each in values]:
+                    if isinstance(output, HostFuture):
+                        output.owner = self
         except BaseException:
             for _, plan in compiled.updates:
                 plan.accumulation.discard()
