@@ -301,6 +301,15 @@ class Device(ABC):
         with self._owning:
             return list(self._own.values())
 
+    def synchronize(self) -> None:
+        """Block the calling thread until the work on its own streams is finished.
+
+        Not for collectives: a dead member would block it for ever. Their works' waits watch.
+        """
+        for each in self.streams():
+            if each.name != COLLECTIVE:
+                each.synchronize()
+
     def order_behind_all(self, stream: Stream) -> None:
         """Have a stream wait for all work that the device's other streams have been given."""
         for other in self.streams():

@@ -176,8 +176,10 @@ class Inventory:
         if type(target) is np.ndarray:
             target[...] = value if type(value) is np.ndarray else self._on_host(value)
             return
-        device = self.owner(target)
+        device, source = self.owner(target), self.owner(value)
         assert device is not None, "a device's array"
+        if source is not None and source is not device:
+            source.synchronize()  # each device waits for its own streams
         device.write(target, value)
 
     def _on_host(self, value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from allreduce.devices.base import COLLECTIVE, Buffer, Device, Stream
+from allreduce.devices.base import Buffer, Device, Stream
 from allreduce.devices.budget import Contents
 from allreduce.devices.cuda import arrays, cupy_streams
 from allreduce.devices.cuda.driver import api, call
@@ -315,15 +315,6 @@ class CudaDevice(Device):
         found = {kind: int(place) for kind, place in zip(_FLAWS, staged, strict=True) if place}
         kind, place = next(iter(found.items()))
         raise UsageError(_FLAWS[kind].format(place=place - 1, device=self.name.local))
-
-    def synchronize(self) -> None:
-        """Block the calling thread until the work on its own streams is finished.
-
-        Not for collectives: a dead member would block it for ever. Their works' waits watch.
-        """
-        for each in self.streams():
-            if each.name != COLLECTIVE:
-                each.synchronize()
 
     def scratch(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
         """Return memory for a kernel's use on the current stream."""
