@@ -14,6 +14,8 @@ __all__ = ["CudaError", "api", "call"]
 _SUCCESS = api.CUresult.CUDA_SUCCESS
 _NO_MEMORY = api.CUresult.CUDA_ERROR_OUT_OF_MEMORY
 NOT_READY = api.CUresult.CUDA_ERROR_NOT_READY
+ALREADY_ENABLED = api.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
+NOT_FOUND = api.CUresult.CUDA_ERROR_NOT_FOUND
 
 
 class CudaError(InternalError):
@@ -42,7 +44,7 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
 def failure(name: str, status: Any) -> CudaError | OutOfMemoryError:
     """Return the error for a status code."""
     if status == _NO_MEMORY:
-        return OutOfMemoryError(f"{name}: the GPU has too little memory")
+        return OutOfMemoryError(f"{name} found too little memory")
     code = getattr(status, "name", str(status))
     _, text = api.cuGetErrorString(status)
     said = text.decode() if isinstance(text, bytes) else code

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from math import prod
 from typing import Protocol
 
 import numpy as np
@@ -126,7 +127,7 @@ class Pool:
     def trim(self) -> None:
         """Free the blocks that are not in use; the slabs of small blocks stay."""
         with self._lock:
-            for size, addresses in self._idle.items():
+            for size, addresses in list(self._idle.items()):  # blocks may be released meanwhile
                 while addresses and size > _SMALL:
                     self._free(addresses.pop())
                     self.nbytes -= size
@@ -156,15 +157,21 @@ class PinnedPool(Pool):
     def __init__(self, enter: Callable[[], None]) -> None:
         def take(size: int) -> int:
             enter()
-            # Portable: every context of the process may use it.
-            return int(call(api.cuMemHostAlloc, size, api.CU_MEMHOSTALLOC_PORTABLE))
+            try:
+                # Portable: every context of the process may use it.
+                return int(call(api.cuMemHostAlloc, size, api.CU_MEMHOSTALLOC_PORTABLE))
+            except OutOfMemoryError as error:
+                raise OutOfMemoryError(
+                    f"the host cannot pin {size} bytes of memory for copies from and to GPUs: use "
+                    "smaller batches, or fewer processes on this host"
+                ) from error
 
         super().__init__(take, lambda address: call(api.cuMemFreeHost, address))
 
     def array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
         """Return an array in pinned memory, which is free again when nothing refers to it."""
         kind = np.dtype(dtype)
-        nbytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        nbytes = prod(shape) * kind.itemsize
         block = self.block(max(nbytes, 1))
         return np.asarray(_Memory(block, nbytes)).view(kind).reshape(shape)
 

@@ -7,16 +7,17 @@ import ctypes
 import hashlib
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from allreduce.devices.cuda.driver import api, call
+from allreduce.devices.cuda.driver import NOT_FOUND, api, call, failure
 from allreduce.devices.cuda.streams import current_stream, rehearses
 from allreduce.errors import InternalError, UnsupportedError
+from allreduce.events import logger
 
 BLOCK = 256  # threads
 _MOST_BLOCKS = 1 << 14  # kernels go on in strides of the whole grid
@@ -97,6 +98,8 @@ def _function(card: Any, source: str, name: str) -> Any:
 def _load(card: Any, source: str, name: str) -> Any:
     module = _module(card, source)
     status, function = api.cuModuleGetFunction(module, name.encode())
+    if status and status != NOT_FOUND:
+        raise failure("cuModuleGetFunction", status)
     if status:
         raise UnsupportedError(
             f"GPUs have no kernel for these types (kernels/cuda/{source}.cu has no {name!r}): cast "
@@ -142,15 +145,31 @@ def _compiled(source: str, architecture: str) -> bytes:
     key = make_program_cache_key(
         code=text, code_type="c++", options=options, target_type="cubin", extra_digest=digest
     )
-    cache = FileStreamProgramCache()
-    found: bytes | None = cache.get(key)
+    kept: MutableMapping[bytes, bytes] = {}
+    try:
+        kept = FileStreamProgramCache()
+        found = kept.get(key)
+    except OSError as error:
+        found = _not_kept(str(error))
     if found is None:
         try:
-            made = Program(text, "c++", options).compile("cubin")
+            found = bytes(Program(text, "c++", options).compile("cubin").code)
         except Exception as error:
             raise InternalError(f"{name} does not compile for {architecture}: {error}") from error
-        found = cache[key] = bytes(made.code)
+        try:
+            kept[key] = found
+        except OSError as error:
+            _not_kept(str(error))
     return found
+
+
+@cache
+def _not_kept(why: str) -> None:
+    logger.info(
+        "kernels are compiled in each process, because their folder cannot be used: %s; "
+        "XDG_CACHE_HOME names another one",
+        why,
+    )
 
 
 def _runtime_headers() -> Sequence[str]:
