@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -267,15 +268,13 @@ class CudaDevice(Device):
 
     def blank(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
         kind = np.dtype(dtype)
-        nbytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        nbytes = prod(shape) * kind.itemsize
         return arrays.flat_view(_NOWHERE, nbytes, None, self.card.ordinal).view(kind).reshape(shape)
 
     def constant(self, value: npt.NDArray[Any]) -> Any:
-        there = self.allocate(value.nbytes, zero=False).array(value.dtype, value.shape)
-        self.copy(there, np.ascontiguousarray(value).reshape(value.shape))
-        return there
+        return self.number(value, None)
 
-    def number(self, value: npt.NDArray[Any], stream: Stream) -> Any:
+    def number(self, value: npt.NDArray[Any], stream: Stream | None) -> Any:
         there = self.allocate(value.nbytes, zero=False).array(value.dtype, value.shape)
         self.copy(there, value, stream)
         return there
@@ -319,7 +318,7 @@ class CudaDevice(Device):
     def scratch(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
         """Return memory for a kernel's use on the current stream."""
         kind = np.dtype(dtype)
-        nbytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        nbytes = prod(shape) * kind.itemsize
         return current_stream().scratch(nbytes).view(kind).reshape(shape)
 
     def stream(self, name: str) -> CudaStream:

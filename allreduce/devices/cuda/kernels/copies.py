@@ -14,7 +14,6 @@ from allreduce.devices.cuda.arrays import pointer
 from allreduce.devices.cuda.driver import api, call
 from allreduce.devices.cuda.kernels import layout
 from allreduce.devices.cuda.kernels.elementwise import Kernel
-from allreduce.devices.cuda.kernels.layout import STRIDED, strided, suffix
 from allreduce.devices.cuda.modules import blocks, launch
 from allreduce.devices.cuda.streams import current_stream, rehearses
 from allreduce.errors import InternalError
@@ -32,7 +31,7 @@ def assign(target: Any, value: Any) -> None:
     elif arrays.ordinal_of(value) != arrays.ordinal_of(target):
         _assign_across(target, value)
     elif value.dtype != target.dtype:
-        _cast(target, value)
+        layout.cast(target, value)
     elif arrays.contiguous(value) and value.size == target.size:
         _copy_whole(target, value)
     else:
@@ -107,14 +106,6 @@ def set_number(target: Any, value: Any) -> None:
     launch(
         *("copy", f"fill_{size}", blocks(target.size), f"P {kinds[size]} q"),
         *(pointer(target), number, target.size),
-    )
-
-
-def _cast(out: Any, x: Any) -> None:
-    name = f"cast_{suffix(x.dtype)}_{suffix(out.dtype)}"
-    launch(
-        *("copy", name, blocks(out.size), f"P P q {STRIDED}"),
-        *(pointer(out), pointer(x), out.size, strided(out.shape, [x])),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from allreduce.devices.cuda.arrays import pointer
+from allreduce.devices.cuda.kernels import layout
 from allreduce.devices.cuda.kernels.layout import STRIDED, strided, suffix
 from allreduce.devices.cuda.modules import blocks, launch
 from allreduce.devices.cuda.streams import current_stream
@@ -60,12 +61,7 @@ def _truth(x: Any) -> Any:
     if x.dtype == bool:
         return x
     found = current_stream().device.scratch(x.shape, bool)
-    name = f"cast_{suffix(x.dtype)}_b8"
-    if x.size:
-        launch(
-            *("copy", name, blocks(x.size), f"P P q {STRIDED}"),
-            *(pointer(found), pointer(x), x.size, strided(x.shape, [x])),
-        )
+    layout.cast(found, x)
     return found
 
 

@@ -28,10 +28,6 @@ def integers(x: Any) -> Any:
     return wide
 
 
-def _around(shape: tuple[int, ...], axis: int) -> tuple[int, int]:
-    return prod(shape[:axis]), prod(shape[axis + 1 :])
-
-
 def take(_: str) -> Kernel:
     """Return the kernel that takes slices of an axis by their indices."""
 
@@ -40,7 +36,7 @@ def take(_: str) -> Kernel:
             return
         device, axis = current_stream().device, attrs["axis"]
         x, indices = layout.in_order(device, inputs[0]), integers(inputs[1])
-        before, after = _around(x.shape, axis)
+        before, after = layout.around(x.shape, axis)
         name = f"take_{x.itemsize}_{suffix(indices.dtype)}"
         launch(
             *("gather", name, blocks(out.size), "P P P q q q q i P"),
@@ -62,7 +58,7 @@ def scatter_add(_: str) -> Kernel:
             return
         device, axis, count = current_stream().device, attrs["axis"], indices.size
         dy, indices = layout.in_order(device, dy), integers(indices)
-        size, (before, after) = out.shape[axis], _around(out.shape, axis)
+        size, (before, after) = out.shape[axis], layout.around(out.shape, axis)
         chain = device.scratch((2, count), np.int32)
         end = suffix(indices.dtype)
         launch(
@@ -91,7 +87,7 @@ def along_axis(operator: str) -> Kernel:
             return
         device, axis = current_stream().device, attrs["axis"]
         x, indices = layout.in_order(device, inputs[0]), integers(inputs[1])
-        before, after = _around(indices.shape, axis)
+        before, after = layout.around(indices.shape, axis)
         whole = out if adds else x
         kind = suffix(out.dtype) if adds else x.itemsize
         launch(

@@ -106,6 +106,11 @@ def _contiguous_steps(sizes: Sequence[int]) -> list[int]:
     return [prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
 
 
+def around(shape: tuple[int, ...], axis: int) -> tuple[int, int]:
+    """Return how many elements there are before an axis, and after it."""
+    return prod(shape[:axis]), prod(shape[axis + 1 :])
+
+
 def in_order(device: Any, x: Any) -> Any:
     """Return an array, or a contiguous copy of it for the kernel that is about to run."""
     if contiguous(x):
@@ -120,6 +125,16 @@ def copy(out: Any, x: Any) -> None:
     if out.size:
         launch(
             *("copy", f"copy_{out.dtype.itemsize}", blocks(out.size), f"P P q {STRIDED}"),
+            *(pointer(out), pointer(x), out.size, strided(out.shape, [x])),
+        )
+
+
+def cast(out: Any, x: Any) -> None:
+    """Convert an array that broadcasts to `out`'s shape to its dtype; `out` is contiguous."""
+    if out.size:
+        launch(
+            *("copy", f"cast_{suffix(x.dtype)}_{suffix(out.dtype)}", blocks(out.size)),
+            f"P P q {STRIDED}",
             *(pointer(out), pointer(x), out.size, strided(out.shape, [x])),
         )
 

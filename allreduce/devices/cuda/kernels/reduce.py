@@ -123,33 +123,19 @@ def _launch_once(
     )
 
 
-def chosen(operator: str) -> Kernel:
-    """Return the kernel of argmax or argmin."""
+def along(operator: str) -> Kernel:
+    """Return the kernel of argmax, argmin or cumsum, in which a thread goes along an axis."""
 
     def kernel(out: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> None:
         if not out.size:
             return
         x, axis = layout.in_order(current_stream().device, inputs[0]), attrs["axis"]
-        outer, inner = prod(x.shape[:axis]), prod(x.shape[axis + 1 :])
+        outer, inner = layout.around(x.shape, axis)
+        more = [int(attrs["reverse"])] if operator == "cumsum" else []
         launch(
-            *("reduce", f"{operator}_{suffix(x.dtype)}", blocks(out.size), "P P q q q"),
-            *(pointer(out), pointer(x), outer, x.shape[axis], inner),
-        )
-
-    return kernel
-
-
-def cumsum(operator: str) -> Kernel:
-    """Return the kernel that adds up along an axis, to each element the ones before it."""
-
-    def kernel(out: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> None:
-        if not out.size:
-            return
-        x, axis = layout.in_order(current_stream().device, inputs[0]), attrs["axis"]
-        outer, inner = prod(x.shape[:axis]), prod(x.shape[axis + 1 :])
-        launch(
-            *("reduce", f"{operator}_{suffix(x.dtype)}", blocks(outer * inner), "P P q q q i"),
-            *(pointer(out), pointer(x), outer, x.shape[axis], inner, int(attrs["reverse"])),
+            *("reduce", f"{operator}_{suffix(x.dtype)}", blocks(outer * inner)),
+            f"P P q q q{' i' * len(more)}",
+            *(pointer(out), pointer(x), outer, x.shape[axis], inner, *more),
         )
 
     return kernel

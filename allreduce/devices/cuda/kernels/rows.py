@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 from allreduce.devices.cuda.arrays import pointer
@@ -27,9 +28,7 @@ def _run(name: str, out: Any, inputs: Sequence[Any], shape: tuple[int, ...], *mo
     columns = shape[-1]
     if not out.size or not columns:
         return
-    rows = 1
-    for size in shape[:-1]:
-        rows *= size
+    rows = prod(shape[:-1])
     pointers = "P " * (1 + len(inputs))
     launch(
         *("loss", name, min(rows, _MOST_ROWS), f"{pointers}q q{' P' * len(more)}"),
