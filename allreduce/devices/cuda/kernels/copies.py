@@ -11,7 +11,7 @@ import numpy as np
 
 from allreduce.devices.cuda import arrays
 from allreduce.devices.cuda.arrays import pointer
-from allreduce.devices.cuda.driver import api, call
+from allreduce.devices.cuda.driver import ALREADY_ENABLED, api, call, failure
 from allreduce.devices.cuda.kernels import layout
 from allreduce.devices.cuda.kernels.elementwise import Kernel
 from allreduce.devices.cuda.modules import blocks, launch
@@ -68,10 +68,10 @@ def _assign_across(target: Any, value: Any) -> None:
 
 def _copy_across(to: int, target: int, come: int, source: int, nbytes: int) -> None:
     """Copy bytes between two GPUs; the driver goes through the host where it has to."""
+    contexts = [_context(target), _context(source)]
+    _open_path(*sorted((source, target)))
     if rehearses():
         return
-    contexts = [_context(target), _context(source)]
-    _log_path(source, target)
     call(
         *(api.cuMemcpyPeerAsync, to, contexts[0], come, contexts[1], nbytes),
         current_stream().handle,
@@ -84,12 +84,20 @@ def _context(ordinal: int) -> Any:
 
 
 @cache
-def _log_path(source: int, target: int) -> None:
-    if not call(api.cuDeviceCanAccessPeer, target, source):
-        logger.info(
-            "GPU %d and GPU %d cannot reach each other: copies between them go through the host",
-            *(source, target),
-        )
+def _open_path(first: int, second: int) -> None:
+    """Let two GPUs reach each other; without, the driver copies through the host."""
+    before = call(api.cuCtxGetCurrent)
+    for own, other in ((first, second), (second, first)):
+        if not call(api.cuDeviceCanAccessPeer, own, other):
+            logger.info(
+                "GPU %d cannot reach GPU %d: copies between them go through the host", own, other
+            )
+            break
+        call(api.cuCtxSetCurrent, _context(own))
+        (status,) = api.cuCtxEnablePeerAccess(_context(other), 0)
+        if status and status != ALREADY_ENABLED:  # by CuPy or another library
+            raise failure("cuCtxEnablePeerAccess", status)
+    call(api.cuCtxSetCurrent, before)
 
 
 def set_number(target: Any, value: Any) -> None:

@@ -81,6 +81,20 @@ CUresult host_side(const void* pointer) {
              : CUDA_SUCCESS;
 }
 
+// Each side of a copy between devices lies in its context; without peer access, which both have to
+// enable, the copy goes through the host.
+CUresult check_peers(std::uint64_t to, CUcontext target, std::uint64_t from, CUcontext source) {
+  Lock lock(driver().mutex);
+  auto* one = reinterpret_cast<Context*>(target);
+  auto* other = reinterpret_cast<Context*>(source);
+  if (owner_of(to) != one || owner_of(from) != other)
+    return complain(CUDA_ERROR_INVALID_VALUE, "a copy between devices names the wrong context");
+  if (setting("STANDIN_LOG", 0) && one != other &&
+      !(one->peers.contains(other->device) && other->peers.contains(one->device)))
+    complain(CUDA_SUCCESS, "a copy between devices goes through the host");
+  return CUDA_SUCCESS;
+}
+
 template <class T>
 CUresult fill(CUdeviceptr at, T value, std::size_t count, CUstream handle) {
   Lock lock(driver().mutex);
@@ -329,9 +343,10 @@ CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, 
   return copy(to, from, bytes, stream, Wait::kNever);
 }
 
-CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext, CUdeviceptr from, CUcontext,
+CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext target, CUdeviceptr from, CUcontext source,
                            std::size_t bytes, CUstream stream) {
   ENTER;
+  if (CUresult wrong = check_peers(to, target, from, source); wrong != CUDA_SUCCESS) return wrong;
   return copy(to, from, bytes, stream, Wait::kNever);
 }
 
