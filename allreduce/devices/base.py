@@ -11,7 +11,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,13 +66,41 @@ class Stream(ABC):
             arguments: The caller keeps them alive until then, by `hold` or otherwise.
         """
 
-    def rehearse(self, work: Callable[..., object], *arguments: Any) -> None:  # noqa: B027
+    def launch_users(self, work: Callable[..., object], *arguments: Any) -> None:
+        """As `launch`, of a user's function, which may use the arrays' own library.
+
+        What that library enqueues meanwhile goes to this stream, too.
+        """
+        self.launch(work, *arguments)
+
+    def rehearse(self, work: Callable[..., object], *arguments: Any) -> bool:  # noqa: ARG002
         """Prepare for `launch` of the same: take memory and load code, but change nothing.
 
         Args:
             work: Is called now, on streams that prepare something, and computes nothing.
             arguments: May be `Device.blank` arrays.
+
+        Returns:
+            Whether `launch` finds everything loaded.
         """
+        return True
+
+    def rehearse_users(
+        self,
+        kernel: Callable[..., object],  # noqa: ARG002
+        out: Any,  # noqa: ARG002
+        inputs: Sequence[Any],  # noqa: ARG002
+        attrs: Mapping[str, Any],  # noqa: ARG002
+    ) -> bool:
+        """As `rehearse`, of a user's kernel: it is called once, on arrays of zeros.
+
+        Args:
+            kernel: Called as `Op.cpu`, on other arrays like `out` and `inputs`.
+            out: …
+            inputs: …
+            attrs: The operator's.
+        """
+        return True
 
     @abstractmethod
     def record(self, event: Event) -> None:

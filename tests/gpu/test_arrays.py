@@ -6,6 +6,8 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -103,6 +105,42 @@ def test_an_array_with_dlpack_is_not_copied() -> None:
 
 
 @SIMULATED
+def test_what_a_users_kernel_enqueues_by_cupy_goes_to_the_steps_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CuPy's own runtime needs a driver; a list stands for its stack of streams."""
+    cupys: list[int] = []
+
+    @contextmanager
+    def stream(address: int) -> Iterator[None]:
+        cupys.append(address)
+        yield
+        cupys.pop()
+
+    def fill(out: Any, inputs: Any, attrs: Any) -> None:
+        call(driver.cuMemsetD8Async(out.data.ptr, 7, out.nbytes, cupys[-1]))
+
+    monkeypatch.setattr(cupy_streams, "_stream", stream)
+    filled = ar.register_op(
+        "filled", shape=lambda specs, attrs: specs[0], cpu=lambda *_: None, cuda=fill
+    )
+    x = np.ones((64, 1 << 12), np.float32)
+    step = ar.function(lambda x: ar.ops.sum(filled(ar.ops.exp(x)), axis=1))
+    (found,) = ar.MirroredStrategy(["GPU:0"]).run(step, (x,)).values
+    sevens = np.full((64, 4 << 12), 7, np.uint8).view(np.float32)
+    np.testing.assert_allclose(found, sevens.sum(axis=1), rtol=1e-6)
+
+
+def test_an_array_of_another_gpu_is_read_after_what_its_streams_do() -> None:
+    theirs, work = devices.lookup("GPU:1"), devices.lookup("GPU:1").own("compute")
+    x, y = there(np.zeros(1 << 21, np.float32), "GPU:1"), there(np.zeros(1 << 21, np.float32))
+    for value in range(1, 60):
+        work.launch(theirs.assign, x, value)
+    devices.write(y, x)
+    assert set(devices.read(y)) == {59}
+
+
+@SIMULATED
 def test_a_results_memory_is_used_again_behind_cupys_last_use(cupys_stream: Any) -> None:
     gpu: Any = devices.lookup("GPU:0")
     y = there(np.zeros(1 << 22, np.uint8))
@@ -140,11 +178,11 @@ def test_copies_between_gpus(way: str, mover: str) -> None:
     np.testing.assert_array_equal(devices.read(target), wanted)
 
 
-def copy_twice() -> None:
+def copy_repeatedly() -> None:
     logging.basicConfig(level=logging.INFO)
     logging.getLogger("allreduce").setLevel(logging.INFO)
-    for _ in range(2):
-        devices.write(there(np.zeros(3), "GPU:1"), there(np.ones(3)))
+    for source, target in [("GPU:0", "GPU:1"), ("GPU:1", "GPU:0")] * 2:
+        devices.write(there(np.zeros(3), target), there(np.ones(3), source))
     print("copied")
 
 
@@ -152,14 +190,21 @@ def copy_twice() -> None:
 @pytest.mark.parametrize("reach", ["0", "1"])
 def test_gpus_that_cannot_reach_each_other_are_logged_once(reach: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", f"from {__name__} import copy_twice as f; f()"],
-        env={**os.environ, "STANDIN_PEERS": reach, "PYTHONPATH": str(launch.ROOT)},
+        [sys.executable, "-c", f"from {__name__} import copy_repeatedly as f; f()"],
+        env={
+            **os.environ,
+            "STANDIN_PEERS": reach,
+            "STANDIN_LOG": "1",
+            "PYTHONPATH": str(launch.ROOT),
+        },
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert done.stdout == "copied\n", done.stderr
     assert done.stderr.count("copies between them go through the host") == (reach == "0")
+    through_host = done.stderr.count("a copy between devices goes through the host")
+    assert through_host == (4 if reach == "0" else 0)
 
 
 def test_arrays_of_gpus_are_arguments_of_steps_and_operators(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from cuda.core import Device
 
 from tests.gpu import launch
 from tests.gpu.kernels import call
+from tests.gpu.test_stand_in_streams import blocks, new_stream
 
 pytestmark = pytest.mark.skipif(launch.has_driver(), reason="tests the stand-in itself")
 FLOAT32, FLOAT64, FLOAT16 = 0, 1, 2
@@ -95,6 +97,23 @@ def test_a_batch_with_strides(cublas: Any) -> None:
     )
     assert status == 0
     np.testing.assert_array_equal(get(ct, c), b @ a)
+
+
+def test_the_first_product_of_a_kind_waits_for_the_device(cublas: Any) -> None:
+    """The real one loads the kernels that it chooses then."""
+    at = put(np.ones((16, 16), np.float32))
+    one, zero = ctypes.byref(ctypes.c_float(1)), ctypes.byref(ctypes.c_float(0))
+
+    def multiply(m: int) -> None:
+        status = cublas.cublasSgemm_v2(
+            *(cublas.handle, 0, 0, m, 5, 5, one, at, 16, at, 16, zero, at, 16)
+        )
+        assert status == 0
+
+    stream = new_stream()
+    for m in (11, 13):
+        assert blocks(partial(multiply, m), stream)
+        assert not blocks(partial(multiply, m), stream)
 
 
 @pytest.mark.parametrize("odd", [{"lda": 1}, {"compute": 70}])

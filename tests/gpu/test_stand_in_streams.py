@@ -103,6 +103,8 @@ def test_memory_modules_and_first_launches_wait_for_the_device() -> None:
     assert blocks(lambda: call(driver.cuMemAlloc(40)), stream)
     assert blocks(lambda: call(driver.cuMemFree(at)), stream)
     assert blocks(lambda: call(driver.cuMemHostAlloc(40, 0)), stream)
+    code = Program("", "c++", ProgramOptions(arch="sm_80", std="c++17")).compile("cubin").code
+    assert blocks(lambda: call(driver.cuModuleLoadData(code)), stream)
     fresh = module.__wrapped__("copy")  # other tests have launched its kernels
     kernel = call(driver.cuModuleGetFunction(fresh, b"fill_2"))
     other = new_stream()

@@ -12,6 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import allreduce as ar
+from tests.gpu import launch
+
 ROOT = Path(__file__).resolve().parents[2]
 
 TRAIN = """
@@ -73,6 +76,13 @@ def test_two_ranks_train_on_a_gpu_each(on_cpus: list[float]) -> None:
     np.testing.assert_allclose(found, on_cpus, rtol=2e-4, atol=1e-6)
 
 
+@pytest.mark.skipif(launch.has_driver(), reason="needs four GPUs")
+def test_two_ranks_train_on_two_gpus_each(on_cpus: list[float]) -> None:
+    devices, found = train(MULTI, ranks=2, STANDIN_DEVICES="4")
+    assert devices == ["GPU:0", "GPU:1"]
+    np.testing.assert_allclose(found, on_cpus, rtol=2e-4, atol=1e-6)
+
+
 def test_one_process_trains_on_all_gpus(on_cpus: list[float]) -> None:
     devices, found = train("ar.MirroredStrategy()")
     assert devices == ["GPU:0", "GPU:1"]
@@ -88,6 +98,48 @@ def test_a_model_on_two_gpus_of_each_rank_has_the_weights_of_one(gpus: str) -> N
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert "on GPU:0 and GPU:1 of each replica: test accuracy" in done.stdout, done.stderr[-3000:]
     assert "with 2 replicas: weights are the same to the bit" in done.stdout
+
+
+@pytest.mark.torture
+def test_the_example_trains_two_ranks_as_on_cpus(tmp_path: Path) -> None:
+    weights, said = [], []
+    for visible in ("0,1", ""):
+        out = tmp_path / f"on {visible or 'CPUs'}"
+        command = [str(ROOT / ".venv/bin/mpirun"), "-n", "2", sys.executable]
+        command += [str(ROOT / "mpi_examples/train.py"), "--epochs", "2", "--out", str(out)]
+        environ = {"MPI4PY_LIBMPI": str(ROOT / ".venv/lib/libmpi.so.12")}
+        environ |= {"CUDA_VISIBLE_DEVICES": visible}
+        done = subprocess.run(
+            command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        weights.append(ar.nn.load_model(out / "digits.safetensors").get_weights())
+        said.append("NCCL" in done.stderr)
+    assert said == [True, False]
+    for here, there in zip(*weights, strict=True):
+        np.testing.assert_allclose(here, there, rtol=1e-3, atol=1e-4)
+
+
+OWN = """
+import numpy as np
+import allreduce as ar
+from cuda.bindings import driver
+
+step = ar.function(lambda x: ar.ops.all_reduce(ar.ops.sum(x)))
+x = ar.PerReplica((np.ones(3, np.float32),))
+(found,) = ar.MultiWorkerMirroredStrategy().run(step, (x,)).values
+contexts = [driver.cuDevicePrimaryCtxGetState(ordinal)[2] for ordinal in (0, 1)]
+print(f"rank {ar.init().rank}: {float(found):g}, {contexts}")
+"""
+
+
+def test_a_rank_makes_a_context_on_its_own_gpu_only(tmp_path: Path) -> None:
+    script = tmp_path / "own.py"
+    script.write_text(OWN)
+    command = [sys.executable, "-m", "allreduce.run", "-n", "2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    said = sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
+    assert said == ["rank 0: 6, [1, 0]", "rank 1: 6, [0, 1]"], done.stderr[-2000:]
 
 
 CHECKED = """
@@ -124,30 +176,55 @@ def test_modes_for_finding_errors_work_on_gpus() -> None:
 
 
 QUIET = """
-import os
+import json, os, threading
 import numpy as np
 import allreduce as ar
+from allreduce.devices.cuda.kernels import layout
+from allreduce.devices.cuda.modules import blocks, launch
+from allreduce.graph.execute import reports
 from allreduce.graph.execute.bound_program import BoundProgram
 
-run = BoundProgram.run
+run, wait_for, here, waits = BoundProgram.run, reports.wait_for, threading.local(), []
 
 def marked(self, *arguments):
     os.write(2, b"begins a step\\n")
+    here.waits = []
     try:
         return run(self, *arguments)
     finally:
+        waits.append(here.waits)
         os.write(2, b"ends a step\\n")
 
-BoundProgram.run = marked
+def noted(frame, node, work):
+    here.waits.append(node.op)
+    wait_for(frame, node, work)
+
+BoundProgram.run, reports.wait_for = marked, noted
+
+def users_kernel(out, inputs, attrs):  # what it launches is loaded at its first call
+    pointers = [each.data.ptr for each in (out, *inputs)]
+    signature = f"P P q {layout.STRIDED}"
+    launch("elementwise", "sin_f32", blocks(out.size), signature, *pointers, out.size,
+           layout.CONTIGUOUS)
+
+users = ar.register_op("users", shape=lambda specs, attrs: specs[0], cpu=print, cuda=users_kernel,
+                       gradient=lambda dy, y, inputs, attrs: [dy])
+
+class Users(ar.nn.Layer):
+    def call(self, inputs):
+        return users(inputs)
+
+ar.config.set_buckets(1)  # each variable is reduced by itself
 nn, x = ar.nn, np.random.default_rng(0).standard_normal((80, 20, 20, 3)).astype(np.float32)
 with ar.MirroredStrategy().scope():
     model = nn.Sequential([
         nn.Conv2D(4, 3, activation="relu"), nn.MaxPool2D(2), nn.BatchNorm(), nn.Flatten(),
-        nn.Dropout(0.1), nn.Dense(5),
+        nn.Dropout(0.1), Users(), nn.Dense(5),
     ])
     loss = nn.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer=ar.optim.Lamb(1e-3, clip_norm=1.0, ema_momentum=0.9), loss=loss)
 model.fit(x, np.arange(80) % 5, batch_size=32, epochs=2, verbose=0)
+print(json.dumps(waits))
 """
 
 
@@ -160,12 +237,16 @@ def test_steps_take_no_memory_and_load_no_kernels() -> None:
     found = {is_running: Counter[str]() for is_running in (False, True)}
     for line in done.stderr.splitlines():
         running += line.startswith("begins a step") - line.startswith("ends a step")
-        if line.startswith("stand-in driver: cu"):
-            found[running > 0][line.split()[-1]] += 1
+        if line.startswith("stand-in "):
+            found[running > 0][line.partition(": ")[2]] += 1
     assert found[True]["cuLaunchKernel"] > 100
-    for name in ("cuMemAlloc_v2", "cuModuleLoadData", "cuFuncLoad", "cuMemHostAlloc"):
+    loads = ("cuModuleLoadData", "cuFuncLoad", "loads kernels")  # the last one: cuBLAS
+    for name in ("cuMemAlloc_v2", "cuMemHostAlloc", *loads):
         assert found[False][name] > 0, name
         assert found[True][name] == 0, (name, found[True])
+    waits = json.loads(done.stdout.splitlines()[-1])
+    assert len(waits) == 12  # of two replicas, each in two epochs of three batches
+    assert all(each == waits[0] for each in waits), waits  # the first step's are no others
 
 
 LATE = """
@@ -175,7 +256,12 @@ import allreduce as ar
 from allreduce.devices.cuda.driver import api, call
 from allreduce.devices.cuda.modules import launch
 
+calls = []
+
 def wrong(out, inputs, attrs):
+    calls.append(out)
+    if len(calls) == 1:  # before the first step
+        return
     gone = int(call(api.cuMemAlloc, 400))
     call(api.cuMemFree, gone)
     launch("copy", "fill_4", 1, "P I q", gone, 0, 3)
@@ -198,7 +284,71 @@ def test_a_late_error_is_found_at_its_own_operator(when: str) -> None:
     command = [sys.executable, "-c", LATE, when]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in done.stdout, done.stderr[-2000:]
-    assert ("operator 'wrong' at <string>:17" in done.stdout) == (when == "at once"), done.stdout
+    assert ("operator 'wrong' at <string>:22" in done.stdout) == (when == "at once"), done.stdout
+
+
+DOUBTFUL = """
+import numpy as np
+import allreduce as ar
+from allreduce.devices.cuda.kernels import elementwise
+from allreduce.devices.cuda.modules import launch
+
+calls = []
+
+def doubled(out, inputs, attrs):
+    calls.append(inputs)
+    if len(calls) <= 2:  # of both replicas, before the first step: on zeros
+        raise ValueError("a zero")
+    elementwise.binary("add")(out, [*inputs, *inputs], {})
+
+doubled = ar.register_op("doubled", shape=lambda s, a: s[0], cpu=lambda *_: 0, cuda=doubled)
+strategy, x = ar.MirroredStrategy(), np.arange(8, dtype=np.float32)
+(batch,) = strategy.distribute_dataset([x])
+step = ar.function(lambda x: ar.ops.all_reduce(ar.ops.sum(doubled(x))))
+for _ in range(2):
+    for each in strategy.run(step, (batch,)).values:
+        np.testing.assert_array_equal(each, 56)
+print("right")
+"""
+
+
+def test_a_kernel_that_refuses_zeros_is_first_loaded_in_a_step() -> None:
+    own = {**os.environ, "STANDIN_SEED": "3"}
+    command = [sys.executable, "-c", DOUBTFUL]
+    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "right\n", done.stderr[-3000:]
+
+
+LOST = """
+import ctypes
+import allreduce as ar
+from allreduce import devices
+from allreduce.devices.cuda.driver import api, call
+from allreduce.devices.cuda.modules import launch
+
+gpu = devices.lookup("GPU:0")
+stream = gpu.own("compute")
+stream.launch(lambda: launch("copy", "fill_4", 1, "P I q", 0, 0, 0))
+gone = int(call(api.cuMemAlloc, 400))
+call(api.cuMemFree, gone)
+stream.launch(lambda: launch("copy", "fill_4", 1, "P I q", gone, 0, 3))
+try:
+    stream.synchronize()
+except ar.AllreduceError:
+    pass
+try:
+    stream.launch(lambda: launch("copy", "fill_2", 1, "P H q", gone, 0, 3))
+except ar.AllreduceError as error:
+    print(type(error).__name__, error, flush=True)
+import os
+os._exit(0)
+"""
+
+
+def test_a_lost_gpu_is_no_missing_kernel() -> None:
+    done = subprocess.run([sys.executable, "-c", LOST], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("CudaError"), done.stdout + done.stderr[-2000:]
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in done.stdout
 
 
 FAILING = """

@@ -6,28 +6,92 @@ CuPy's binding asks the CUDA runtime first and refuses graph capture; ctypes doe
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from allreduce.devices import options
-from allreduce.devices.cuda.streams import CudaStream, rehearses
-from allreduce.errors import InternalError
+from allreduce.devices.cuda.streams import CudaStream, rehearsal
+from allreduce.errors import InternalError, OutOfMemoryError
 
 _SONAMES = ("libcublas.so.12", "libcublas.so.13")
 # Bytes; what NVIDIA recommends for Hopper, and more than other architectures need. With cuBLAS's
 # own workspace, products of several streams would share memory.
 _WORKSPACE = 32 << 20
-# cudaDataType_t, cublasComputeType_t, and the type of alpha and beta.
-_KINDS: dict[str, tuple[int, int, Any]] = {
-    "float32": (0, 68, ctypes.c_float),
-    "float64": (1, 70, ctypes.c_double),
-    "float16": (2, 68, ctypes.c_float),
-    "bfloat16": (14, 68, ctypes.c_float),
+# cudaDataType_t, cublasComputeType_t, the type of alpha and beta, and bytes of an element.
+_KINDS: dict[str, tuple[int, int, Any, int]] = {
+    "float32": (0, 68, ctypes.c_float, 4),
+    "float64": (1, 70, ctypes.c_double, 8),
+    "float16": (2, 68, ctypes.c_float, 2),
+    "bfloat16": (14, 68, ctypes.c_float, 2),
 }
 # Of float32: operands are rounded to these; sums stay float32.
 _FAST_BFLOAT16, _FAST_TF32 = 75, 77
 _DEFAULT = -1  # CUBLAS_GEMM_DEFAULT
 NORMAL, TRANSPOSED = 0, 1
+_ALIGNED = 16  # bytes: the most that cuBLAS looks at in choosing a kernel, the widest access
+
+
+class Operand(NamedTuple):
+    """A matrix of a product, or a batch of them.
+
+    Attributes:
+        address: Of its first element.
+        leading: Elements from column to column.
+        step: Elements from matrix to matrix.
+    """
+
+    address: int
+    leading: int
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product `C = op(A) op(B)` of column-major matrices, or a batch of them.
+
+    Attributes:
+        dtype: Of all three.
+        transposes: Of A and B: NORMAL or TRANSPOSED.
+        sizes: Rows and columns of C, and the inner size.
+        operands: A, B and C.
+        batch: How many products.
+        adds: Whether they are added to C.
+        short: Whether operands of float32 have been rounded to bfloat16.
+    """
+
+    dtype: str
+    transposes: tuple[int, int]
+    sizes: tuple[int, int, int]
+    operands: tuple[Operand, Operand, Operand]
+    batch: int = 1
+    adds: bool = False
+    short: bool = False
+
+    @property
+    def compute(self) -> int:
+        """How it is computed, a cublasComputeType_t."""
+        if self.dtype == "float32" and self.short:
+            return _FAST_BFLOAT16
+        if self.dtype == "float32" and options.current().tf32:
+            return _FAST_TF32
+        return _KINDS[self.dtype][1]
+
+    @property
+    def extents(self) -> list[int]:
+        """The bytes that A, B and C lie in."""
+        (m, n, k), size = self.sizes, _KINDS[self.dtype][3]
+        columns = (m if self.transposes[0] else k, k if self.transposes[1] else n, n)
+        pairs = zip(self.operands, columns, strict=True)
+        return [(x.step * (self.batch - 1) + x.leading * count) * size for x, count in pairs]
+
+    def at(self, addresses: tuple[int, int, int]) -> Product:
+        """Return the same product of matrices that are aligned like these, but lie elsewhere."""
+        a, b, c = (
+            each._replace(address=address + each.address % _ALIGNED)
+            for each, address in zip(self.operands, addresses, strict=True)
+        )
+        return replace(self, operands=(a, b, c))
 
 
 @cache
@@ -52,7 +116,8 @@ class Handle:
 
     def __init__(self, stream: CudaStream) -> None:
         stream.device.enter()
-        self._blas = _library()
+        self._blas, self._stream = _library(), stream
+        self._loaded: set[tuple[Product, int]] = set()
         self._handle = ctypes.c_void_p()
         self._call("cublasCreate_v2", ctypes.byref(self._handle))
         self._workspace = stream.device.card.memory.block(_WORKSPACE)
@@ -68,46 +133,45 @@ class Handle:
         if status:
             raise InternalError(f"{name} failed with status {status} of cuBLAS")
 
-    def product(
-        self,
-        dtype: str,
-        transposes: tuple[int, int],
-        sizes: tuple[int, int, int],
-        operands: tuple[tuple[int, int, int], ...],
-        batch: int,
-        *,
-        adds: bool = False,
-        short: bool = False,
-    ) -> None:
-        """Compute column-major `C = op(A) op(B)`, for each matrix of a batch.
+    def multiply(self, product: Product) -> None:
+        """Enqueue a product; in a rehearsal, load cuBLAS's kernels for it only."""
+        under_way = rehearsal()
+        if under_way is None:
+            self._enqueue(product)
+        elif (key := (product.at((0, 0, 0)), product.compute)) not in self._loaded:
+            if self._load(product):
+                self._loaded.add(key)
+            else:
+                under_way.is_complete = False
 
-        Args:
-            dtype: Of all three.
-            transposes: Of A and B: NORMAL or TRANSPOSED.
-            sizes: Rows and columns of C, and the inner size.
-            operands: Address, leading dimension and step from matrix to matrix of A, B and C, in
-                elements.
-            batch: How many products.
-            adds: Whether they are added to C.
-            short: Whether operands of float32 have been rounded to bfloat16.
+    def _load(self, product: Product) -> bool:
+        """Have cuBLAS load the kernels that it chooses for a product, which it does at the first.
+
+        It is computed in memory of no other use, whose values do not matter.
         """
-        if rehearses():
-            return
-        data, compute, scalar = _KINDS[dtype]
-        if dtype == "float32":
-            fast = _FAST_TF32 if options.current().tf32 else compute
-            compute = _FAST_BFLOAT16 if short else fast
-        one, kept = scalar(1.0), scalar(1.0 if adds else 0.0)
-        (a, lda, step_a), (b, ldb, step_b), (c, ldc, step_c) = operands
-        m, n, k = (ctypes.c_int(size) for size in sizes)
+        *inputs, output = product.extents
+        apart = -(-max(inputs) // _ALIGNED) * _ALIGNED + _ALIGNED
+        try:
+            block = self._stream.device.card.memory.block(apart + output + _ALIGNED)
+        except OutOfMemoryError:
+            return False
+        self._enqueue(product.at((block.address, block.address, block.address + apart)))
+        self._stream.synchronize()  # the next one may take the block
+        return True
+
+    def _enqueue(self, product: Product) -> None:
+        data, _, scalar, _ = _KINDS[product.dtype]
+        one, kept = scalar(1.0), scalar(1.0 if product.adds else 0.0)
+        (a, lda, step_a), (b, ldb, step_b), (c, ldc, step_c) = product.operands
+        m, n, k = (ctypes.c_int(size) for size in product.sizes)
         long, at = ctypes.c_longlong, ctypes.c_void_p
         self._call(
             "cublasGemmStridedBatchedEx",
-            *(self._handle, *transposes, m, n, k, ctypes.byref(one)),
+            *(self._handle, *product.transposes, m, n, k, ctypes.byref(one)),
             *(at(a), data, ctypes.c_int(lda), long(step_a)),
             *(at(b), data, ctypes.c_int(ldb), long(step_b), ctypes.byref(kept)),
             *(at(c), data, ctypes.c_int(ldc), long(step_c)),
-            *(ctypes.c_int(batch), compute, _DEFAULT),
+            *(ctypes.c_int(product.batch), product.compute, _DEFAULT),
         )
 
 

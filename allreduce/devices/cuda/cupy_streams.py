@@ -1,10 +1,13 @@
 """CuPy's current stream: the only use of CuPy's own CUDA runtime, which needs a real driver.
 
-`make test` does not run `_address` itself: the tests put another function in its place.
+`make test` does not run `_address` and `_stream` themselves: the tests put other functions in
+their place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import cupy
@@ -18,6 +21,24 @@ def _address() -> int | None:
         return int(cupy.cuda.get_current_stream().ptr)
     except cupy.cuda.runtime.CUDARuntimeError:  # then CuPy has enqueued nothing
         return None
+
+
+def _stream(address: int) -> Any:
+    """Return one of our streams as CuPy's; a with block makes it this thread's current one."""
+    return cupy.cuda.ExternalStream(address)
+
+
+@contextmanager
+def current(stream: Any) -> Iterator[None]:
+    """Have CuPy enqueue on a stream in a with block, on the device whose context is current.
+
+    Args:
+        stream: A CudaStream.
+    """
+    with ExitStack() as entered:
+        with suppress(cupy.cuda.runtime.CUDARuntimeError):  # then CuPy has no kernels either
+            entered.enter_context(_stream(stream.address))
+        yield
 
 
 def wait_for_cupy(stream: Any) -> None:

@@ -271,6 +271,12 @@ class CudaDevice(Device):
         nbytes = prod(shape) * kind.itemsize
         return arrays.flat_view(_NOWHERE, nbytes, None, self.card.ordinal).view(kind).reshape(shape)
 
+    def zeros_like(self, array: Any) -> Any:
+        """Return an array of zeros with the shape and strides of one that may have no memory."""
+        first, nbytes = arrays.extent(array)
+        there = self.allocate(nbytes).bytes
+        return arrays.like(array, there, arrays.pointer(array) - first)
+
     def constant(self, value: npt.NDArray[Any]) -> Any:
         return self.number(value, None)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.devices.cuda.driver import NOT_FOUND, api, call, failure
-from allreduce.devices.cuda.streams import current_stream, rehearses
+from allreduce.devices.cuda.streams import current_stream, rehearsal
 from allreduce.errors import InternalError, UnsupportedError
 from allreduce.events import logger
 
@@ -55,7 +55,7 @@ def launch(
     """
     stream = current_stream()
     function = _function(stream.device.card, source, name)
-    if rehearses():
+    if rehearsal():
         return
     packer, offsets = _parameters(signature)
     data = packer.pack(*values)

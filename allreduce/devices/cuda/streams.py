@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from allreduce.devices.base import COLLECTIVE, Event, Stream
-from allreduce.devices.cuda.driver import NOT_READY, api, call, failure
+from allreduce.devices.cuda import cupy_streams
+from allreduce.devices.cuda.driver import NOT_READY, CudaError, api, call, failure
 from allreduce.errors import InternalError
 
 # Collectives first: whatever else runs, other ranks wait for them.
@@ -79,13 +80,37 @@ class CudaStream(Stream):
                 if outgrown:
                     self.hold(*outgrown)
 
-    def rehearse(self, work: Callable[..., object], *arguments: Any) -> None:
-        """Load the kernels and take the memory that `work` will need; launch nothing."""
-        before, _here.rehearses = _here.rehearses, True
+    def launch_users(self, work: Callable[..., object], *arguments: Any) -> None:
+        self.device.enter()
+        with cupy_streams.current(self):
+            self.launch(work, *arguments)
+
+    def rehearse(self, work: Callable[..., object], *arguments: Any) -> bool:
+        """Load the kernels and take the memory that `work` will need; change no array."""
+        before, _here.rehearsal = _here.rehearsal, Rehearsal()
         try:
             self.launch(work, *arguments)
+            return _here.rehearsal.is_complete
         finally:
-            _here.rehearses = before
+            _here.rehearsal = before
+
+    def rehearse_users(
+        self,
+        kernel: Callable[..., object],
+        out: Any,
+        inputs: Sequence[Any],
+        attrs: Mapping[str, Any],
+    ) -> bool:
+        """Call a user's kernel on zeros; an error that is not the GPU's may be due to these."""
+        try:
+            first, *others = [self.device.zeros_like(each) for each in (out, *inputs)]
+            self.launch_users(kernel, first, others, attrs)
+            self.synchronize()
+        except CudaError:  # no later call works
+            raise
+        except Exception:  # the step raises it again, if it has another cause
+            return False
+        return True
 
     def scratch(self, nbytes: int) -> Any:
         """Return memory for the running launch as a flat array of bytes."""
@@ -141,9 +166,19 @@ class Scratch:
         return found
 
 
+class Rehearsal:
+    """One `CudaStream.rehearse`.
+
+    Attributes:
+        is_complete: Whether the step will find everything loaded.
+    """
+
+    is_complete = True
+
+
 class _Here(threading.local):
     stream: CudaStream | None = None
-    rehearses = False
+    rehearsal: Rehearsal | None = None
 
 
 _here = _Here()
@@ -155,9 +190,9 @@ def current_stream() -> CudaStream:
     return _here.stream
 
 
-def rehearses() -> bool:
-    """Return whether kernels are only loaded, and nothing is launched."""
-    return _here.rehearses
+def rehearsal() -> Rehearsal | None:
+    """Return the rehearsal that is under way: kernels are only loaded, and nothing is launched."""
+    return _here.rehearsal
 
 
 def _own(event: Event) -> CudaEvent:

@@ -81,6 +81,7 @@ class BoundProgram:
         self._bind = partial(self._at_once, threads) if threads > 1 else self._in_order
         self.steps = self._bind(self._parts)
         frame.samples.clear()
+        frame.serial = not frame.queues.loaded
         if frame.queues.any:  # memory that the first step finds
             frame.bring_numbers()
             frame.outputs.allocate()

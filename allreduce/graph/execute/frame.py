@@ -54,8 +54,8 @@ class Frame:
         clocks: This step's collectives, by node.
         loops: The scans, by node.
         in_place: Gradients that are computed directly in an arena, by node.
-        serial: Whether each collective ends before anything else happens, as in the first step on a
-            device: memory is allocated and kernels are loaded then, which waits for the device.
+        serial: Whether each collective ends before anything else happens, as in a first step that
+            loads kernels, which waits for the device.
         watches: Whether each value is checked for NaN and infinity.
         syncs: Whether each instruction ends before the next starts.
         nbytes: Approximate size in bytes; an output that the caller keeps counts once.
@@ -95,7 +95,7 @@ class Frame:
             at_once=checked,
             communicator=replica.communicator,
         )
-        self.serial = self.queues.any
+        self.serial = False
         self.bind_constants()
         self._bring_constants()
         # Gradients that are computed where they are reduced.
@@ -158,9 +158,13 @@ class Frame:
         if i not in self.samples:
             assert node.device is not None, node
             made = self.facts.nodes.get(i) or self.program.given.get(i)
-            shape, dtype = ((), np.int64) if made is None else (self.shape(made), made.spec.dtype)
-            self.samples[i] = self.device(node.device).blank(shape, dtype)
+            shape, dtype = ((), np.int64) if made is None else (made.spec.shape, made.spec.dtype)
+            self.samples[i] = self.blank(node.device, shape, dtype)
         return self.samples[i]
+
+    def blank(self, name: DeviceName, shape: Shape, dtype: Any) -> Any:
+        """Return an array on one of the replica's devices for `Stream.rehearse`."""
+        return self.device(name).blank(self.sizes(shape), dtype)
 
     def constant(self, node: Node, value: np.ndarray) -> Any:
         """Return a host array as one of a node's device."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from allreduce import settings
 from allreduce.comm.arguments.arrays import dtype_named
-from allreduce.devices import COLLECTIVE, options
+from allreduce.devices import COLLECTIVE, DeviceName, options
 from allreduce.devices.registry import runtime
 from allreduce.errors import ShapeError, UnsupportedError, UsageError
 from allreduce.graph.core.node import Node, blame
@@ -85,10 +85,11 @@ def _compute(frame: Frame, node: Node) -> Step:
     if target not in frame.outputs.output_nodes:  # these have a new array in each step
         in_place = target in frame.in_place
         values[target] = frame.in_place[target] if in_place else frame.buffer(node)
-    if on_device and not op.users:  # theirs may do anything
+    if on_device:
         samples = [frame.sample(node, i) for i in inputs]
-        _rehearse(frame, node, kernel, frame.sample(node, target), samples, attrs)
-    kernel = frame.queues.on(node, kernel)
+        rehearse = frame.queues.rehearse_users if op.users else frame.queues.rehearse
+        _rehearse(rehearse, node, kernel, frame.sample(node, target), samples, attrs)
+    kernel = frame.queues.on(node, kernel, op.users)
 
     def run() -> None:
         out, given = values[target], [values[i] for i in inputs]
@@ -103,9 +104,12 @@ def _compute(frame: Frame, node: Node) -> Step:
     return run
 
 
-def _rehearse(frame: Frame, node: Node, work: Callable[..., object], *arguments: Any) -> None:
+def _rehearse(
+    rehearse: Callable[..., None], node: Node, work: Callable[..., object], *arguments: Any
+) -> None:
+    """Call a method of `Queues`; errors name the node's operator and line."""
     try:
-        frame.queues.rehearse(node, work, *arguments)
+        rehearse(node, work, *arguments)
     except UsageError as error:
         raise located(error, node.op, node.source, node.part) from None
     except Exception as error:
@@ -117,6 +121,8 @@ def _read(frame: Frame, node: Node) -> Step:
     variable, index = node.attrs["variable"], frame.replica.index
     copy = node.attrs.get("copy", False)
     put, new_array = _putter(frame, node), frame.new_array(node)
+    if copy and frame.queues.any:
+        frame.samples[node.id] = new_array()  # the first step finds this memory
 
     def run() -> None:
         value = variable.storage[index]
@@ -130,7 +136,10 @@ def _read(frame: Frame, node: Node) -> Step:
 
 def _assign(frame: Frame, node: Node) -> Step:
     variable, index, (source,) = node.attrs["variable"], frame.replica.index, frame.inputs(node)
-    put = _putter(frame, node)
+    assert node.device is not None, node
+    on_host = node.device.on_host
+    like = None if on_host else frame.blank(node.device, variable.shape, variable.dtype)
+    put = _putter(frame, node, like, source)
 
     def run() -> None:
         target = variable.storage[index]
@@ -254,7 +263,8 @@ def _update_bucket(frame: Frame, node: Node) -> Step:
     count = arena.count if rule.clip_norm is None else arena.divisor
     change = _update_of(node, bucket.paths(arena.layout))
     if not node.device.on_host:
-        _rehearse(frame, node, change, parameters, gradients, slots, count, arena.iterations + 1)
+        arguments = (parameters, gradients, slots, count, arena.iterations + 1)
+        _rehearse(frame.queues.rehearse, node, change, *arguments)
     update = frame.queues.on(node, change)
     begin = frame.queues.behind(node, begin_update) if is_first else begin_update
     is_shared = frame.replica.guard is not None  # another program's optimizer may hold the values
@@ -328,6 +338,9 @@ def _receive(frame: Frame, node: Node) -> Step:
     out, name = frame.buffer(node), stream_of(node)
     device = frame.device(name.device)  # the device that copies
     stream = device.own(name.kind)
+    source = DeviceName.parse(node.attrs["source"])
+    if not (node.attrs["across"] or source.on_host or device.reads_host):
+        stream.rehearse(device.assign, out, frame.blank(source, node.spec.shape, node.spec.dtype))
 
     def copy() -> None:
         device.copy(out, frame.rendezvous.receive(_key(frame, node), timeout), stream)
@@ -354,7 +367,8 @@ def _feed(frame: Frame, node: Node) -> Step:
 
 
 def _snapshot(frame: Frame, node: Node) -> Step:
-    (source,), put = frame.inputs(node), _putter(frame, node)
+    (source,) = frame.inputs(node)
+    put = _putter(frame, node, frame.sample(node, node.id), source)
 
     def run() -> None:
         put(frame.values[node.id], frame.values[source])
@@ -364,6 +378,8 @@ def _snapshot(frame: Frame, node: Node) -> Step:
 
 def _fetch(frame: Frame, node: Node) -> Step:
     stream, source = frame.queues.of(node), node.inputs[0]
+    # The first step finds this memory.
+    frame.samples[node.id] = stream.device.host_empty(frame.shape(node), node.spec.dtype)
 
     def run() -> None:
         value = frame.values[source]
@@ -390,14 +406,14 @@ def _putter(
     """Return what sets an array of a node's device, or adds to it, on the device's stream.
 
     Args:
-        place: The array, if it is known yet.
+        place: The array, or one like it for `Stream.rehearse`.
         source: The value that it is set to, if that is one of the program.
     """
     assert node.device is not None, node
     device = frame.device(node.device)
     change = device.accumulate if adds else device.assign
     if place is not None and source is not None and not node.device.on_host:
-        _rehearse(frame, node, change, place, frame.sample(node, source))
+        _rehearse(frame.queues.rehearse, node, change, place, frame.sample(node, source))
     return frame.queues.on(node, change)
 
 

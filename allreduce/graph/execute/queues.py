@@ -44,6 +44,7 @@ class Queues:
 
     Attributes:
         any: Whether there are such devices; False for programs on CPUs.
+        loaded: Whether all that was rehearsed is loaded, so that a step loads nothing.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Queues:
         self._arenas = arenas
         self._at_once, self._communicator = at_once, communicator
         self.any = facts.beside_host
+        self.loaded = True
         self._streams: dict[StreamName, Stream] = {}
         self._events: dict[int, Event] = {}
         self._latest: dict[int, Stream] = {}
@@ -96,16 +98,23 @@ class Queues:
         nodes = [each.node for each in program.instructions]
         self._host_works = any(each.device is not None and each.device.on_host for each in nodes)
 
-    def on(self, node: Node, work: Callable[..., object]) -> Callable[..., object]:
-        """Return `work` so that it runs on a node's stream; on a CPU, `work` itself."""
+    def on(
+        self, node: Node, work: Callable[..., object], users: bool = False
+    ) -> Callable[..., object]:
+        """Return `work` so that it runs on a node's stream; on a CPU, `work` itself.
+
+        Args:
+            users: Whether a user has written it.
+        """
         if not self.any or (name := stream_of(node)) not in self._streams:
             return work
         stream = self._streams[name]
+        launch = stream.launch_users if users else stream.launch
         if not self._at_once:
-            return partial(stream.launch, work)
+            return partial(launch, work)
 
         def done(*arguments: Any) -> None:
-            stream.launch(work, *arguments)
+            launch(work, *arguments)
             stream.synchronize()
 
         return done
@@ -114,7 +123,11 @@ class Queues:
         """Prepare a node's stream for `work`: a step takes no memory and loads no kernels."""
         stream = self._streams.get(stream_of(node)) if self.any else None
         if stream is not None:
-            stream.rehearse(work, *arguments)
+            self.loaded &= stream.rehearse(work, *arguments)
+
+    def rehearse_users(self, node: Node, kernel: Callable[..., object], *arguments: Any) -> None:
+        """As `rehearse`, of a user's kernel."""
+        self.loaded &= self._streams[stream_of(node)].rehearse_users(kernel, *arguments)
 
     def behind(self, node: Node, check: Callable[..., object]) -> Callable[..., object]:
         """Return a host function that first waits for a node's stream."""

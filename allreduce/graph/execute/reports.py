@@ -26,7 +26,7 @@ from allreduce.reduction import slice_of
 def timed(frame: Frame, node: Node, step: Step) -> Step:
     """Return `step`, which starts a collective, so that it also records the start time.
 
-    Without pipelining, and in a first step on a device, it also waits for the collective.
+    Without pipelining, and in a first step that loads kernels, it also waits for the collective.
     """
 
     def run() -> None:

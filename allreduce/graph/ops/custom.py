@@ -43,8 +43,9 @@ def register_op(
             rule's shape and dtype that overlaps no input. Inputs may be strided. It returns
             nothing, or `out`. Its value must depend on inputs and attributes only: equal calls are
             computed once, and calls on constants once for all steps. It draws no random numbers.
-        cuda: The same on arrays of a GPU. The operator is placed on GPUs only if it has one; this
-            version has no runtime for them, so that it is not called yet.
+        cuda: The same on CuPy arrays. The operator is placed on GPUs only if it has one. It
+            enqueues work on CuPy's current stream, and does not wait for it. It is also called once
+            on zeros before the first step of each batch size.
         gradient: `(dy, y, inputs, attrs) -> gradients`: one for each input, of its shape, or None
             where it has none, written with `ar.ops`. `dy` is the gradient of the output `y`.
 

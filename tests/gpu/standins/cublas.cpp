@@ -2,13 +2,17 @@
 //
 // Matrices are column-major. A product runs on its handle's stream; half types are summed in
 // float32, and rounded once. Fast products of float32 round their operands first, as tensor cores
-// do. The math mode changes nothing here.
+// do. The math mode changes nothing here. The first product of a kind waits for the device, as the
+// real one's kernels are loaded then; which products share kernels is not known, so none do here.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <type_traits>
 #include <vector>
 
@@ -183,6 +187,26 @@ int check(const Product& p, int compute) {
   return kSuccess;
 }
 
+// Loads the kernels for a product, unless an earlier one like it has done so.
+void load_kernels(const Product& p) {
+  static std::mutex mutex;
+  static auto& loaded = *new std::set<std::vector<long long>>;
+  std::vector<long long> key = {
+      p.device,          p.m,       p.n,        p.k, p.batch, p.is_a_transposed,
+      p.is_b_transposed, p.compute, p.beta != 0};
+  for (const Matrix* x : {&p.a, &p.b, &p.c})
+    key.insert(key.end(),
+               {x->type, x->leading, x->stride,
+                static_cast<long long>(reinterpret_cast<std::uintptr_t>(x->address) % 16)});
+  {
+    std::lock_guard lock(mutex);
+    if (!loaded.insert(key).second) return;
+  }
+  const char* is_logged = getenv("STANDIN_LOG");
+  if (is_logged && *is_logged == '1') fprintf(stderr, "stand-in cuBLAS: loads kernels\n");
+  standin_await_device(p.device);
+}
+
 // The scalars have the compute type, and are read when the product is called.
 int start(Handle* handle, int a_op, int b_op, int m, int n, int k, const void* alpha, Matrix a,
           Matrix b, const void* beta, Matrix c, int batch, int compute) {
@@ -204,6 +228,7 @@ int start(Handle* handle, int a_op, int b_op, int m, int n, int k, const void* a
   if (standin_stream_device(handle->stream) != handle->device)
     return refuse(kExecutionFailed, "the handle's stream is of another device than the handle");
   if (!m || !n || !batch) return kSuccess;
+  load_kernels(*made);
   return standin_enqueue(handle->stream, run, made.release()) ? kExecutionFailed : kSuccess;
 }
 

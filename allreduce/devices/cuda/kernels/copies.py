@@ -15,7 +15,7 @@ from allreduce.devices.cuda.driver import ALREADY_ENABLED, api, call, failure
 from allreduce.devices.cuda.kernels import layout
 from allreduce.devices.cuda.kernels.elementwise import Kernel
 from allreduce.devices.cuda.modules import blocks, launch
-from allreduce.devices.cuda.streams import current_stream, rehearses
+from allreduce.devices.cuda.streams import current_stream, rehearsal
 from allreduce.errors import InternalError
 from allreduce.events import logger
 
@@ -39,7 +39,7 @@ def assign(target: Any, value: Any) -> None:
 
 
 def _copy_whole(target: Any, value: Any) -> None:
-    if rehearses():
+    if rehearsal():
         return
     call(
         *(api.cuMemcpyDtoDAsync, pointer(target), pointer(value), target.nbytes),
@@ -70,7 +70,7 @@ def _copy_across(to: int, target: int, come: int, source: int, nbytes: int) -> N
     """Copy bytes between two GPUs; the driver goes through the host where it has to."""
     contexts = [_context(target), _context(source)]
     _open_path(*sorted((source, target)))
-    if rehearses():
+    if rehearsal():
         return
     call(
         *(api.cuMemcpyPeerAsync, to, contexts[0], come, contexts[1], nbytes),
@@ -105,7 +105,7 @@ def set_number(target: Any, value: Any) -> None:
     bits = np.asarray(value, target.dtype).tobytes()
     size = target.dtype.itemsize
     if bits == bytes(size):
-        if rehearses():
+        if rehearsal():
             return
         call(api.cuMemsetD8Async, pointer(target), 0, target.nbytes, current_stream().handle)
         return

@@ -96,14 +96,14 @@ class _Columns:
     ) -> None:
         """Compute row-major `out (n, m) = a (n, k) b (k, m)`, or add it; sizes are (n, k, m)."""
         n, k, m = sizes
-        blas.handle_of(current_stream()).product(
-            str(dtype),
-            (b.transposed, a.transposed),
-            (m, n, k),
-            ((b.address, b.leading, 0), (a.address, a.leading, 0), (out.address, out.leading, 0)),
-            1,
-            adds=adds,
-            short=self.short,
+        operands = tuple(blas.Operand(each.address, each.leading) for each in (b, a, out))
+        blas.handle_of(current_stream()).multiply(
+            blas.Product(
+                *(str(dtype), (b.transposed, a.transposed), (m, n, k)),
+                operands=(operands[0], operands[1], operands[2]),
+                adds=adds,
+                short=self.short,
+            )
         )
 
 

@@ -40,13 +40,13 @@ def _product(out: Any, a: Any, b: Any, short: bool) -> None:
     batch = prod(leading)
     left, lda, across_a, step_a = _operand(a, leading)
     right, ldb, across_b, step_b = _operand(b, leading)
-    blas.handle_of(current_stream()).product(
-        str(out.dtype),
-        (across_b, across_a),
-        (m, n, k),
-        ((right, ldb, step_b), (left, lda, step_a), (pointer(out), m, n * m)),
-        batch,
-        short=short,
+    operands = (
+        blas.Operand(right, ldb, step_b),
+        blas.Operand(left, lda, step_a),
+        blas.Operand(pointer(out), m, n * m),
+    )
+    blas.handle_of(current_stream()).multiply(
+        blas.Product(str(out.dtype), (across_b, across_a), (m, n, k), operands, batch, short=short)
     )
 
 
