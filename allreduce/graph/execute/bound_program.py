@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import numpy as np
@@ -39,6 +40,7 @@ _MOST_TIMINGS = 64  # of the latest steps, for their median
 _EVERY_TIME = ("store_gradient", "store_count", "clear_gradients")
 # Python and native objects of one instruction, without values: 650 to 860 were measured.
 _INSTRUCTION_BYTES = 1024
+_AS_IT_IS = nullcontext()
 
 
 class BoundProgram:
@@ -183,7 +185,7 @@ class BoundProgram:
         frame.values.update(moving)
         steps = self._chosen(list(moving.values()))
         try:
-            with np.errstate(all="ignore"):  # infinities and NaN are results here, not warnings
+            with self._quiet(steps):  # infinities and NaN are results here, not warnings
                 for step in steps:
                     step()
         except BaseException as error:
@@ -237,6 +239,13 @@ class BoundProgram:
         if self._replay is not None and self._replay.begin(moving):
             return self._replay.steps
         return self.steps
+
+    def _quiet(self, steps: list[Step]) -> AbstractContextManager[None]:
+        """Switch NumPy's warnings off, which takes 2 µs, if NumPy computes anything."""
+        replay = self._replay
+        if replay is not None and steps is replay.steps and replay.is_whole:
+            return _AS_IT_IS
+        return np.errstate(all="ignore")
 
     def _record(self, moving: Mapping[int, np.ndarray]) -> None:
         """Bind native code to the arrays of the step that has just run."""

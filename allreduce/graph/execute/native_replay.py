@@ -30,6 +30,7 @@ class NativeReplay:
 
     Attributes:
         steps: The functions that run all instructions, after `begin`.
+        is_whole: Whether none of these runs an instruction in Python.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class NativeReplay:
     ) -> None:
         together: list[Step] = []  # parts with one native task each
         done = 0
+        self.is_whole = True
         for node, part, collectives, is_native in zip(nodes, parts, waits, native, strict=True):
             if part is None:
                 continue
@@ -127,6 +129,7 @@ class NativeReplay:
                 self.steps.append(self._wait(collectives))
             if in_python:
                 self.steps.append(part)
+                self.is_whole = False
             elif _is_task(node):
                 together.append(part)
         if together:

@@ -90,6 +90,8 @@ class LocalRendezvous(Rendezvous):
 
     def forget(self, generation: int, step: int) -> None:
         """Drop what is left of a step that has ended, and its error."""
+        if not (self._values or self._aborted):
+            return
         with self._changed:
             self._aborted.pop((generation, step), None)
             for key in [k for k in self._values if (k.generation, k.step) == (generation, step)]:

@@ -98,7 +98,8 @@ class Requests:
             PeerLostError: The task was lost.
             AllreduceError: The error that the task has answered with.
         """
-        if not channel.wait(reply, self._timeout if timeout is None else timeout):
+        limit = self._timeout if timeout is None else timeout
+        if not (reply.came or channel.wait(reply, limit)):
             raise TimeoutError(
                 f"[server] {channel.peer} has not answered within {self._timeout:g} s"
             )

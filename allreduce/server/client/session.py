@@ -370,7 +370,7 @@ class Session(Refusing):
     def _await_all(self, sent: Sequence[tuple[pb.PartOf, Channel, Answer]]) -> None:
         """Wait until all tasks have answered, one has failed, or the timeout is over."""
         deadline = time.monotonic() + self._timeout
-        pending = list(reversed(sent))  # all have answered when the last one has, as a rule
+        pending = list(sent)
         while pending and not any(has_failed(reply) for *_, reply in sent):
             _, channel, reply = pending[0]
             left = deadline - time.monotonic()

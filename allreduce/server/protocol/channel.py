@@ -115,6 +115,8 @@ class Channel:
         else:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(None)
+        self._ready = select.poll()
+        self._ready.register(connection, select.POLLIN)
         for work in (*([] if is_clients else [self._read] * _READERS), self._beat):
             threading.Thread(target=work, name=f"allreduce-{peer}", daemon=True).start()
 
@@ -283,12 +285,8 @@ class Channel:
         if self.ended:
             time.sleep(_TURN_SECONDS)  # another thread is telling those who wait
             return False
-        if not self._buffer:
-            ready = select.poll()
-            with contextlib.suppress(ValueError):  # it has been closed meanwhile
-                ready.register(self._socket, select.POLLIN)
-                if not ready.poll(max(seconds, 0.0) * 1000):
-                    return False
+        if not (self._buffer or self._ready.poll(max(seconds, 0.0) * 1000)):
+            return False
         received = self._receive()
         if received is not None:
             self._pass_on(*received)

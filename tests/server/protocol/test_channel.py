@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Sequence
 
 import ml_dtypes
 import numpy as np
@@ -64,6 +65,25 @@ def test_a_reader_that_is_busy_does_not_take_the_other_end_for_dead(
         ends.send(np.ones(1))  # both readers are busy, and read no heartbeat
         time.sleep(1.2)
         assert not ends.receiver.ended
+
+
+def test_another_thread_reads_while_a_frame_that_was_handed_over_is_handled() -> None:
+    threads: queue.Queue[int] = queue.Queue()
+    is_last = threading.Event()
+
+    def handle(arrays: Sequence[np.ndarray]) -> None:
+        threads.put(threading.get_ident())
+        if arrays[0] == 2:
+            ends.receiver.hand_over()
+            assert is_last.wait(20)
+        elif arrays[0] == 3:
+            is_last.set()
+
+    with connected(handle) as ends:
+        for i in range(4):
+            ends.send(np.array(i))
+        first, second, third, other = (threads.get(timeout=20) for _ in range(4))
+        assert first == second == third != other
 
 
 def test_an_end_that_says_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
