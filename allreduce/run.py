@@ -32,6 +32,17 @@ def _check_transport(name: str | None) -> None:
         check_name(name, "ALLREDUCE_TRANSPORT")
 
 
+def _check_script(script: Path) -> None:
+    """Refuse a missing script, and an interpreter, which mpirun would want before the script."""
+    if script.name.startswith("python") and script.suffix != ".py":
+        raise typer.BadParameter(
+            f"{str(script)!r} is an interpreter; leave it out: ranks are Python programs anyway",
+            param_hint="COMMAND",
+        )
+    if not script.exists():
+        raise typer.BadParameter(f"there is no file {str(script)!r}", param_hint="COMMAND")
+
+
 def _job(
     command: list[str], processes: int | None, cluster: str | None, restarts: int, grace: float
 ) -> job.Job:
@@ -81,10 +92,8 @@ def launch(
     ] = None,
 ) -> None:
     """Start ranks of a program on this machine, without MPI. They have no standard input."""
-    if not module and not Path(command[0]).exists():
-        is_python = Path(command[0]).name.startswith("python")
-        hint = "; leave it out: ranks are Python programs anyway" if is_python else ""
-        raise typer.BadParameter(f"there is no file {command[0]!r}{hint}", param_hint="COMMAND")
+    if not module:
+        _check_script(Path(command[0]))
     try:
         read = settings.load()
         _check_transport(read.transport)

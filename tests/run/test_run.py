@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -88,8 +89,9 @@ def test_a_missing_script_is_told_before_anything_starts() -> None:
     assert "absent.py" in result.err
 
 
-def test_an_interpreter_before_the_script_is_to_be_left_out() -> None:
-    result = run([*LAUNCH, "-n", "2", "python3", "absent.py"])
+@pytest.mark.parametrize("interpreter", ["python3", sys.executable])
+def test_an_interpreter_before_the_script_is_to_be_left_out(interpreter: str) -> None:
+    result = run([*LAUNCH, "-n", "2", interpreter, "absent.py"])
     assert result.code == 2
     assert "leave it out" in result.err
 

@@ -145,8 +145,12 @@ def all_reduce_norm(frame: Frame, node: Node) -> Step:
     """Return the function that measures the own slices and starts to add up all members'."""
     arena, rule, plan = frame.arena(node), node.attrs["rule"], node.attrs["plan"]
     modes, nodes = plan.sharded, frame.facts.nodes
+    # The last node of each bucket: the sum of the header alone precedes that of its bucket.
+    reduced = {
+        nodes[i].attrs["bucket"].index: i for i in node.control if "bucket" in nodes[i].attrs
+    }
     own = {
-        each.index: own_sums(frame, node, each, modes[each.index])
+        reduced[each.index]: own_sums(frame, node, each, modes[each.index])
         for each in plan.buckets
         if each.index in modes
     }
@@ -166,9 +170,8 @@ def all_reduce_norm(frame: Frame, node: Node) -> Step:
         total[0] = 0
         for i in node.control:
             end(frame, i)
-            bucket = nodes[i].attrs.get("bucket")
-            if bucket is not None and bucket.index in own:
-                total[0] += sum_of_squares([own[bucket.index]])
+            if i in own:
+                total[0] += sum_of_squares([own[i]])
         frame.works[node.id] = start()
 
     return run
