@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeVar, cast
 
 from allreduce.errors import UsageError, unknown_name
@@ -47,7 +47,7 @@ def _refuse_call(
     elsewhere: Mapping[str, str],
 ) -> None:
     parameters = inspect.signature(function).parameters
-    refuse(function, {name: v for name, v in named.items() if name not in parameters}, elsewhere)
+    refuse(function, named, elsewhere)
     places = [each for each in parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
     if len(args) > len(places) < len(parameters):
         raise by_name_only(function) from None
@@ -61,24 +61,31 @@ def by_name_only(function: Callable[..., Any]) -> UsageError:
 
 
 def refuse(
-    function: Callable[..., Any], unknown: Mapping[str, Any], elsewhere: Mapping[str, str] = _NONE
+    takes: Callable[..., Any], named: Mapping[str, Any], elsewhere: Mapping[str, str] = _NONE
 ) -> None:
-    """Refuse keywords that a function does not take.
+    """Refuse keywords that a function or class does not take.
 
     Args:
-        unknown: The keywords, if there are any.
+        named: The keywords of a call; those that it takes may be among them.
         elsewhere: Arguments of other libraries, and what to do instead.
 
     Raises:
         UsageError: There is one; the message says what to do instead, or suggests the nearest.
     """
-    for name in unknown:
-        what = function.__name__
-        if name in elsewhere:
-            raise UsageError(f"{what} takes no {name}=: {elsewhere[name]}") from None
-        known = inspect.signature(function).parameters.values()
-        names = [each.name for each in known if each.kind in NAMED and each.name != "self"]
-        raise unknown_name("argument", name, names, what) from None
+    known = inspect.signature(takes).parameters.values()
+    names = [each.name for each in known if each.kind in NAMED and each.name != "self"]
+    for name in named:
+        if name not in names:
+            raise unknown_argument(takes.__name__, name, names, elsewhere) from None
+
+
+def unknown_argument(
+    what: str, name: str, known: Iterable[str], elsewhere: Mapping[str, str]
+) -> UsageError:
+    """Build the error for a keyword that `what` does not take; see `refuse`."""
+    if name in elsewhere:
+        return UsageError(f"{what} takes no {name}=: {elsewhere[name]}")
+    return unknown_name("argument", name, known, what)
 
 
 class Refusing:
@@ -96,15 +103,8 @@ class Refusing:
 
 
 def refuse_of_class(kind: type, named: Mapping[str, Any], elsewhere: Mapping[str, str]) -> None:
-    """Refuse keywords that a class of this library does not take, as `refuse` does."""
-    if not named or not kind.__module__.startswith("allreduce."):
-        return
-    known = inspect.signature(kind).parameters
-    if any(each.kind is each.VAR_KEYWORD for each in known.values()):
-        return
-    for name in named:
-        if name in known:
-            continue
-        if name in elsewhere:
-            raise UsageError(f"{kind.__name__} takes no {name}=: {elsewhere[name]}")
-        raise unknown_name("argument", name, known, kind.__name__)
+    """Refuse keywords that a class of this library does not take, unless it hands them on."""
+    if named and kind.__module__.startswith("allreduce."):
+        known = inspect.signature(kind).parameters.values()
+        if all(each.kind is not each.VAR_KEYWORD for each in known):
+            refuse(kind, named, elsewhere)

@@ -15,6 +15,7 @@ import numpy as np
 from allreduce.devices.integers import integer
 from allreduce.errors import UsageError, unknown_name
 from allreduce.graph.update.update import Updates
+from allreduce.keywords import unknown_argument
 from allreduce.optim.checks import checked
 
 Groups = Callable[[str], Mapping[str, Any]]
@@ -71,11 +72,9 @@ def check_options(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
         UsageError: There is no such keyword, or its value makes no sense.
     """
     for name in options:
-        if name in _KERAS:
-            raise UsageError(f"{kind.__name__} takes no {name}=: {_KERAS[name]}")
         if name not in NAMES:
             known = [*kind.hyperparameters, *NAMES]
-            raise unknown_name(f"argument of {kind.__name__}", name, known)
+            raise unknown_argument(kind.__name__, name, known, _KERAS)
     found: dict[str, Any] = {name: options.get(name) for name in NAMES}
     for name, high in (("clip_norm", np.inf), ("clip_value", np.inf), ("ema_momentum", 1.0)):
         if found[name] is not None:

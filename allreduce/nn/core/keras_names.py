@@ -30,7 +30,7 @@ _ELSEWHERE: Mapping[str, Mapping[str, str]] = {
 
 _PENALTY = "add the penalty to the loss in a train_step of your own; AdamW has weight_decay="
 _SHAPE = "begin the model with ar.nn.Input(shape)"
-_OF_LAYERS: Mapping[str, str] = {
+OF_LAYERS: Mapping[str, str] = {
     "activity_regularizer": _PENALTY,
     "batch_input_shape": _SHAPE,
     "bias_regularizer": _PENALTY,
@@ -71,15 +71,6 @@ OF_METRICS: Mapping[str, str] = {
     "summation_method": "it interpolates, as Keras does by default",
     "top_k": "TopKCategoricalAccuracy(k=…) counts the k likeliest classes",
 }
-
-
-def refuse_of_layer(kind: type, named: Mapping[str, Any]) -> None:
-    """Refuse keywords that a layer does not take, and say what replaces them here.
-
-    Raises:
-        UsageError: It is one of Keras's, or no layer has it.
-    """
-    keywords.refuse_of_class(kind, named, _OF_LAYERS)
 
 
 def refuse(method: Callable[..., Any], unknown: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from allreduce.graph.placement.placement import check_exists
 from allreduce.graph.replicate.owner import current_replicator, scope_of
 from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.graph.trace.variable import Variable
+from allreduce.keywords import refuse_of_class
 from allreduce.nn import initializers
 from allreduce.nn.core import calls, configs, keras_names, symbols
 
@@ -68,7 +69,7 @@ class Layer:
         cls.__signature__ = _OfClass(initializer.replace(parameters=parameters))  # type: ignore[attr-defined]
 
     def __new__(cls, *_: Any, **named: Any) -> Any:
-        keras_names.refuse_of_layer(cls, named)
+        refuse_of_class(cls, named, keras_names.OF_LAYERS)
         return super().__new__(cls)
 
     def __init__(
