@@ -32,7 +32,7 @@ def subscribe(listener: Listener) -> Callable[[], None]:
     return lambda: _listeners.remove(listener)
 
 
-def heard() -> bool:
+def has_subscribers() -> bool:
     """Return whether there are subscribers; without any, skip the work for an event."""
     return bool(_listeners)
 

@@ -56,8 +56,8 @@ class MultiWorkerMirroredStrategy(Strategy):
 
 def _agree_on_seed(communicator: Communicator) -> None:
     mine = seed.chosen() if communicator.rank == 0 or seed.is_set() else -1
-    told = exchange(communicator, "the seed", np.asarray([mine], np.int64))
-    seeds = [int(each) for each in told[:, 0]]
+    gathered = exchange(communicator, "the seed", np.asarray([mine], np.int64))
+    seeds = [int(each) for each in gathered[:, 0]]
     differing = [rank for rank, each in enumerate(seeds) if each not in (-1, seeds[0])]
     if differing:
         raise MismatchError(

@@ -133,9 +133,9 @@ class Rendezvous:
         if not wait.quiet:
             absent = self._absent()
             if not wait.has_time_left(f"{absent} in {self._call}; {_REMEDY}"):
-                story = f"gave up {self._call} after {wait.timeout:g} s: {absent}"
-                story = f"{story} did not come; {_REMEDY}; {advice(absent)}"
-                raise self._fail("TimeoutError", story)
+                reason = f"gave up {self._call} after {wait.timeout:g} s: {absent}"
+                reason = f"{reason} did not come; {_REMEDY}; {advice(absent)}"
+                raise self._fail("TimeoutError", reason)
 
     def _absent(self) -> str:
         """Name the members that have not arrived; if all have, the first, which has to say so."""
@@ -158,15 +158,15 @@ class Rendezvous:
             "on all of them"
         )
 
-    def _fail(self, kind: str, story: str) -> AllreduceError:
+    def _fail(self, kind: str, reason: str) -> AllreduceError:
         """Tell the other members why this attempt has failed, and return it as an error."""
-        self._set(_ALL, [kind, f"{self._me} {story}"])
+        self._set(_ALL, [kind, f"{self._me} {reason}"])
         with contextlib.suppress(AllreduceError):  # raised below in any case
             self._get(_ALL)  # so that it is stored before this process may end
-        return self._error(kind, story)
+        return self._error(kind, reason)
 
-    def _error(self, kind: str, story: str) -> AllreduceError:
-        return _ERRORS[kind](f"{self._where}: {story}")
+    def _error(self, kind: str, reason: str) -> AllreduceError:
+        return _ERRORS[kind](f"{self._where}: {reason}")
 
     def _set(self, key: str, value: str | list[str] | None) -> None:
         self._group.store.post(_PREFIX + key, json.dumps(value).encode())

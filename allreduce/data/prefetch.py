@@ -104,7 +104,7 @@ def in_turn(items: Iterable[T], note: Note | None = None) -> Generator[T, None, 
 def _since(start: float, name: str) -> float:
     """Report a span from `start` to now; returns its seconds."""
     seconds = time.perf_counter() - start
-    if events.heard():
+    if events.has_subscribers():
         events.report(name, start, seconds, {"stream": "input"})
     return seconds
 
@@ -180,7 +180,7 @@ class Stager:
         for event in copied:
             event.synchronize()
         began, self._began = self._began, None
-        if events.heard():
+        if events.has_subscribers():
             seconds = time.perf_counter() - began
             for stream in self._streams:
                 if stream is not None:

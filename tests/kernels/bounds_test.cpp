@@ -145,7 +145,7 @@ void test_texts() {
   check(remark.get().size() == Note::kText, "a remark is longer than its place");
   strangers.group->blame({Fault::lost, kMaxMembers - 1, kMaxMembers - 1, 1});
   const Culprit culprit = strangers.group->culprit();
-  check(culprit.member == 1 && culprit.witness == 1, "there is no such member");
+  check(culprit.member == 1 && culprit.observer == 1, "there is no such member");
 }
 
 }  // namespace

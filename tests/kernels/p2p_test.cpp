@@ -166,10 +166,10 @@ void test_mismatch(int size) {
       work = receive(member, values, member.index() == 1 ? kAny : 0, 3);
     check(wait(member, *work) == Outcome::failed, "a mismatch was not noticed");
     const Culprit culprit = member.group().culprit();
-    check(culprit.fault == Fault::mismatch && culprit.member == 0 && culprit.witness == 1,
+    check(culprit.fault == Fault::mismatch && culprit.member == 0 && culprit.observer == 1,
           "the mismatch names others");
-    const MessageRecord* told = member.group().control().state(1).told;
-    check(told[0].count == 19999 && told[1].count == 20000 && told[1].tag == 3,
+    const MessageRecord* calls = member.group().control().state(1).mismatch;
+    check(calls[0].count == 19999 && calls[1].count == 20000 && calls[1].tag == 3,
           "the mismatch tells of another message");
     for (std::int64_t got : values) check(got == 5, "a mismatch touched the output");
   });

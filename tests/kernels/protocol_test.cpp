@@ -337,7 +337,7 @@ void test_numbers() {
       const Culprit packed = Culprit::unpack(Culprit{Fault::lost, 4095, 4094, seq}.pack());
       const Culprit found = packed.near(known);
       check(found.seq == seq && found.fault == Fault::lost, "a culprit's number is another");
-      check(found.member == 4095 && found.witness == 4094, "a culprit is another");
+      check(found.member == 4095 && found.observer == 4094, "a culprit is another");
     }
   const Culprit message = Culprit::unpack(Culprit{Fault::left, 1, 0, kMessage | 9}.pack());
   check(message.near(12).seq == (kMessage | 9), "a message is taken for a call");

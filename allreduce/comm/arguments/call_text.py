@@ -53,15 +53,15 @@ def _spell(
     arrays = [array_text(dtype, shape) for dtype, shape in kinds]
     options = {"op": op, "root": root}
     factors = {"prescale": scale[0], "postscale": scale[1]}
-    said = [f"{name}={value!r}" for name, value in options.items() if value is not None]
-    said += [f"{name}={value!r}" for name, value in factors.items() if value != 1]
+    named_arguments = [f"{name}={value!r}" for name, value in options.items() if value is not None]
+    named_arguments += [f"{name}={value!r}" for name, value in factors.items() if value != 1]
     if listed:
-        rest = f"]{''.join(f', {each}' for each in said)})"
+        rest = f"]{''.join(f', {each}' for each in named_arguments)})"
         text = f"{collective}([{', '.join(arrays)}{rest}"
         return bounded(text, f" {len(arrays)} arrays{rest}")
     named = zip(("counts", "receives"), shares, strict=True)
-    said += [f"{name}={list(rows)}" for name, rows in named if rows is not None]
-    return bounded(f"{collective}({', '.join([*arrays, *said])})")
+    named_arguments += [f"{name}={list(rows)}" for name, rows in named if rows is not None]
+    return bounded(f"{collective}({', '.join([*arrays, *named_arguments])})")
 
 
 def array_text(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:

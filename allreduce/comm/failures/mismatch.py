@@ -50,8 +50,8 @@ class Side(NamedTuple):
 
 
 def mismatch(where: str, what: str, first: Side, second: Side, hidden: str = "") -> MismatchError:
-    """Build the error of two members that disagree; see `story` for the arguments."""
-    text = story(what, first, second, hidden)
+    """Build the error of two members that disagree; see `describe` for the arguments."""
+    text = describe(what, first, second, hidden)
     error = MismatchError(f"{where}: {text}")
     error.finding = Finding("mismatch", text)
     error.calls = first.call_text, second.call_text
@@ -69,7 +69,7 @@ def _lists_differ(first: Side, second: Side) -> bool:
     return same and alike and first.call_text != second.call_text
 
 
-def story(what: str, first: Side, second: Side, hidden: str = "") -> str:
+def describe(what: str, first: Side, second: Side, hidden: str = "") -> str:
     """Describe the calls of two members, this member's first, and the remedy.
 
     Args:

@@ -139,7 +139,7 @@ class FailureReporter(ABC, Generic[E]):
         return f"[{self.transport}] {group_text(self.name)}{self.members[self.me]}"
 
     @property
-    def heard(self) -> bool:
+    def ended_in_known_call(self) -> bool:
         """Whether the communicator has ended, in a known call of the others."""
         found = self.group.culprit()
         return found is not None and self.call(found[2], found[3]) is not None

@@ -47,9 +47,9 @@ def failure(name: str, status: Any) -> CudaError | OutOfMemoryError:
         return OutOfMemoryError(f"{name} found too little memory")
     code = getattr(status, "name", str(status))
     _, text = api.cuGetErrorString(status)
-    said = text.decode() if isinstance(text, bytes) else code
+    cause = text.decode() if isinstance(text, bytes) else code
     error = CudaError(
-        f"{name} failed with {code}: {said}. CUDA may report an earlier operation's failure here; "
+        f"{name} failed with {code}: {cause}. CUDA may report an earlier operation's failure here; "
         "ar.config.enable_sync_errors() reports each at its own instruction"
     )
     error.status = status

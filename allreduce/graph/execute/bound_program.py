@@ -222,7 +222,7 @@ class BoundProgram:
         """Wait for collectives whose results are fetched directly, or order later steps behind."""
         frame = self.frame
         for started in list(frame.works):
-            if frame.queues.enqueues(frame.facts.nodes[started]) and not events.heard():
+            if frame.queues.enqueues(frame.facts.nodes[started]) and not events.has_subscribers():
                 frame.queues.join(frame.works.pop(started))
             else:
                 end(frame, started)
@@ -234,7 +234,7 @@ class BoundProgram:
 
     def _chosen(self, moving: list[np.ndarray]) -> list[Step]:
         """Choose how to run a step: native replay does not report single instructions."""
-        if events.heard():
+        if events.has_subscribers():
             return self._with_reports()
         if self._replay is not None and self._replay.begin(moving):
             return self._replay.steps

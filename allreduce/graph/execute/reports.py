@@ -66,7 +66,7 @@ def order(frame: Frame, collective: int, stream: Stream | None) -> None:
     Args:
         stream: The stream that reads its result; None if the host does.
     """
-    if stream is None or events.heard():
+    if stream is None or events.has_subscribers():
         end(frame, collective)
     elif collective in frame.works:
         work, clock = frame.works[collective], frame.clocks[collective]
@@ -93,7 +93,7 @@ def wait_for(frame: Frame, node: Node, work: Work) -> None:
         blame(error, node)
         raise
     clock.over = time.perf_counter()
-    if events.heard():
+    if events.has_subscribers():
         stream = stream_of(node)._replace(kind=COMPUTE)  # the stream that waits
         fields = {**_fields(frame, node, stream), "step": frame.info.step}
         events.report(f"wait for {node.op}", clock.awaited, clock.exposed, fields)

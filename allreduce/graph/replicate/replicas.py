@@ -322,10 +322,10 @@ class Replicas:
     def _note_end(self, error: BaseException) -> None:
         """Keep the error of replicas of several ranks: their communicator is not replaced."""
         if self._spans_ranks and self._dead:
-            said, more, _ = str(error).partition("\n")
+            message, more, _ = str(error).partition("\n")
             if more:  # which begins a list
-                said = said.rpartition("; ")[0] or said
-            why = f": {said}" if said else ""  # an interrupt says nothing
+                message = message.rpartition("; ")[0] or message
+            why = f": {message}" if message else ""  # an interrupt says nothing
             self._over = self._over or f"{type(error).__name__} has ended a step of it{why}"
 
     @property

@@ -70,9 +70,9 @@ def config_of(value: Any) -> dict[str, Any]:
 def _checked(kind: type, signature: inspect.Signature, config: Any) -> dict[str, Any]:
     """Refuse a config that its class's constructor does not take, or knows nothing of."""
     constructor = _definer(kind, "__init__") or object
-    told = issubclass(_definer(kind, "get_config") or object, constructor)
+    describes_itself = issubclass(_definer(kind, "get_config") or object, constructor)
     left = [name for name, each in signature.parameters.items() if each.kind in NAMED]
-    left = [] if told else [name for name in left if name not in config]
+    left = [] if describes_itself else [name for name in left if name not in config]
     why = f"takes {left[0]!r}, which get_config leaves out" if left else ""
     try:
         signature.bind(**config)

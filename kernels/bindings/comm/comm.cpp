@@ -71,21 +71,22 @@ std::vector<int> missing(const Group& group, std::uint64_t seq) {
 }
 
 // The message that led to the blame, as both sides described it.
-nb::tuple told(const Group& group, int witness) {
-  const auto tuple = [](const MessageRecord& told) {
-    const std::string_view remark = told.remark.get();
-    return nb::make_tuple(static_cast<int>(told.collective), static_cast<int>(told.type), told.peer,
-                          told.count, told.tag, nb::bytes(remark.data(), remark.size()));
+nb::tuple mismatch(const Group& group, int observer) {
+  const auto tuple = [](const MessageRecord& record) {
+    const std::string_view remark = record.remark.get();
+    return nb::make_tuple(static_cast<int>(record.collective), static_cast<int>(record.type),
+                          record.peer, record.count, record.tag,
+                          nb::bytes(remark.data(), remark.size()));
   };
-  const MemberState& state = group.control().state(witness);
-  return nb::make_tuple(tuple(state.told[0]), tuple(state.told[1]));
+  const MemberState& state = group.control().state(observer);
+  return nb::make_tuple(tuple(state.mismatch[0]), tuple(state.mismatch[1]));
 }
 
 nb::object culprit(const Group& group) {
   const Culprit culprit = group.culprit();
   if (culprit.fault == Fault::none) return nb::none();
-  const MemberState& state = group.control().state(culprit.witness);
-  return nb::make_tuple(name_of(culprit.fault), culprit.member, culprit.witness, culprit.seq,
+  const MemberState& state = group.control().state(culprit.observer);
+  return nb::make_tuple(name_of(culprit.fault), culprit.member, culprit.observer, culprit.seq,
                         text_of({state.reason, strnlen(state.reason, sizeof(state.reason))}));
 }
 
@@ -184,7 +185,7 @@ void bind_group(nb::module_& m) {
       .def("claim", &claim, nb::arg("id"), nb::arg("member"))
       .def("culprit", &culprit)
       .def("missing", &missing, nb::arg("seq"))
-      .def("told", &told, nb::arg("witness"))
+      .def("mismatch", &mismatch, nb::arg("observer"))
       .def(
           "set_message",
           [](Group& group, int member, std::uint32_t word) {

@@ -37,7 +37,7 @@ bool gets_nothing(const Call& call, const Member& member) {
 }
 
 // Makes the array that a result goes to; null if the shape does not divide, or memory is short.
-nb::object room(const Call& call, PyArrayObject* x, int members) {
+nb::object new_output(const Call& call, PyArrayObject* x, int members) {
   npy_intp shape[NPY_MAXDIMS];
   const int axes = PyArray_NDIM(x);
   std::copy_n(PyArray_DIMS(x), axes, shape);
@@ -87,7 +87,7 @@ std::shared_ptr<Work> start(Member& member, Call call, const FastArguments& give
   const bool nothing = gets_nothing(call, member);
   if (!nothing) {
     if (given.out == nullptr)
-      out = room(call, reinterpret_cast<PyArrayObject*>(given.x), members);
+      out = new_output(call, reinterpret_cast<PyArrayObject*>(given.x), members);
     else
       out = PyArray_CheckExact(given.out) ? nb::borrow(given.out) : nb::object();
     if (!out.is_valid()) return nullptr;

@@ -31,9 +31,9 @@ std::shared_ptr<Work> start(Member& member, std::uint32_t kind, nb::handle in, n
                             const std::optional<std::vector<std::uint64_t>>& receives,
                             nb::bytes note, std::uint64_t digest) {
   Call call = decode(kind);
-  std::string told(note.c_str(), note.size());
+  std::string text(note.c_str(), note.size());
   if (call.collective == Collective::barrier)
-    return member.start(call, nullptr, nullptr, {digest, {}, {}, std::move(told)});
+    return member.start(call, nullptr, nullptr, {digest, {}, {}, std::move(text)});
   const View source(in.ptr(), false), target(out.ptr(), true);
   const View& either = source.held() ? source : target;
   call.type = either.type();
@@ -48,7 +48,7 @@ std::shared_ptr<Work> start(Member& member, std::uint32_t kind, nb::handle in, n
     throw nb::value_error("the arrays' sizes do not fit the collective");
   if (lacks_kernel(call)) throw nb::type_error("no kernel for this operator and type");
   shape.details.hash = detail_hash(call, shape.details, either) ^ digest;
-  shape.details.note = std::move(told);
+  shape.details.note = std::move(text);
   return begin(member, call, source, target.data(), std::move(shape.details));
 }
 

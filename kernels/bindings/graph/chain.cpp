@@ -71,7 +71,7 @@ std::optional<ElementwiseOp> op_of(std::string_view name) {
   return std::nullopt;
 }
 
-// An operation's name, what it reads, the number of its dtype, and its room.
+// An operation's name, what it reads, the number of its dtype, and its scratch slot.
 using Row = std::tuple<std::string, std::vector<int>, int, int>;
 
 // A chain, and the shapes and strides that it was last bound to.
@@ -175,11 +175,11 @@ bool fits(const Chain& chain, const ChainOp& entry) {
   return is_one_type;
 }
 
-void check_room(const Chain& chain, const ChainOp& entry) {
-  if (entry.room < 0) throw nb::value_error("an operation has no scratch slot");
+void check_slot(const Chain& chain, const ChainOp& entry) {
+  if (entry.slot < 0) throw nb::value_error("an operation has no scratch slot");
   for (const ChainOp& each : chain.ops)
-    if (each.room == entry.room && each.out != entry.out)
-      throw nb::value_error("a room for values of several types");
+    if (each.slot == entry.slot && each.out != entry.out)
+      throw nb::value_error("a slot for values of several types");
 }
 
 // The chain of these operations on inputs of these dtypes, or nothing where one has no kernel here.
@@ -192,14 +192,14 @@ std::optional<PythonChain> make_chain(const std::vector<Row>& rows,
     if (!type) return std::nullopt;
     chain.inputs.push_back(*type);
   }
-  for (const auto& [name, reads, number, room] : rows) {
+  for (const auto& [name, reads, number, slot] : rows) {
     const std::optional<ElementwiseOp> op = op_of(name);
     const std::optional<Scalar> out = scalar_of(number);
     if (!op || !out || reads.empty() || reads.size() > kMaxReads) return std::nullopt;
-    ChainOp entry{*op, {}, *out, static_cast<int>(reads.size()), {0, 0, 0}, room};
+    ChainOp entry{*op, {}, *out, static_cast<int>(reads.size()), {0, 0, 0}, slot};
     std::copy(reads.begin(), reads.end(), entry.reads);
     entry.in = type_of(chain, reads.back());
-    check_room(chain, entry);
+    check_slot(chain, entry);
     if (!fits(chain, entry)) return std::nullopt;
     if (!tensor_kernels().ops.find(entry.op, entry.in, entry.out)) return std::nullopt;
     chain.ops.push_back(entry);

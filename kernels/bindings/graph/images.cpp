@@ -37,12 +37,13 @@ Images images_of(const Array<T>& array) {
   return {array.shape(0), {array.shape(1), array.shape(2)}, array.shape(3)};
 }
 
-Windows windows_of(const Numbers& told, const Images& x, const Images& out) {
-  Windows windows{{told[0], told[1]},
-                  {told[2], told[3]},
-                  {told[4], told[5]},
-                  {told[6], told[7]},
-                  {x.size.height + told[6] + told[8], x.size.width + told[7] + told[9]}};
+Windows windows_of(const Numbers& numbers, const Images& x, const Images& out) {
+  Windows windows{
+      {numbers[0], numbers[1]},
+      {numbers[2], numbers[3]},
+      {numbers[4], numbers[5]},
+      {numbers[6], numbers[7]},
+      {x.size.height + numbers[6] + numbers[8], x.size.width + numbers[7] + numbers[9]}};
   require(x.count == out.count && windows.size.height && windows.size.width && out.size.height &&
           out.size.width);
   require(reach(out.size.height, windows.strides.height, windows.size.height,
@@ -53,12 +54,15 @@ Windows windows_of(const Numbers& told, const Images& x, const Images& out) {
 }
 
 struct Free {
-  void operator()(void* room) const { ::operator delete(room, std::align_val_t{kAlignment}); }
+  void operator()(void* workspace) const {
+    ::operator delete(workspace, std::align_val_t{kAlignment});
+  }
 };
 
 template <class T>
-std::unique_ptr<T, Free> make_room(const Images& x, const Images& out, const Windows& windows) {
-  const std::size_t bytes = image_kernels().of<T>().room(x, out, windows) * sizeof(T);
+std::unique_ptr<T, Free> make_workspace(const Images& x, const Images& out,
+                                        const Windows& windows) {
+  const std::size_t bytes = image_kernels().of<T>().workspace_size(x, out, windows) * sizeof(T);
   return std::unique_ptr<T, Free>(
       static_cast<T*>(::operator new(bytes, std::align_val_t{kAlignment})));
 }
@@ -74,26 +78,26 @@ template <class T>
 void bind_convolutions(nb::module_& m) {
   m.def(
       "conv2d",
-      [](Array<T> out, Array<const T> x, Array<const T> kernel, Numbers told) {
+      [](Array<T> out, Array<const T> x, Array<const T> kernel, Numbers numbers) {
         const Images from = images_of(x), to = images_of(out);
-        const Windows windows = windows_of(told, from, to);
+        const Windows windows = windows_of(numbers, from, to);
         require_kernel(kernel, windows, from, to);
         const nb::gil_scoped_release released;
-        const auto room = make_room<T>(from, to, windows);
+        const auto workspace = make_workspace<T>(from, to, windows);
         image_kernels().of<T>().conv2d(out.data(), x.data(), kernel.data(), from, to, windows,
-                                       room.get());
+                                       workspace.get());
       },
       "out"_array, "x"_array, "kernel"_array, nb::arg("windows"));
   m.def(
       "conv2d_kernel",
-      [](Array<T> out, Array<const T> x, Array<const T> dy, Numbers told) {
+      [](Array<T> out, Array<const T> x, Array<const T> dy, Numbers numbers) {
         const Images from = images_of(x), to = images_of(dy);
-        const Windows windows = windows_of(told, from, to);
+        const Windows windows = windows_of(numbers, from, to);
         require_kernel(out, windows, from, to);
         const nb::gil_scoped_release released;
-        const auto room = make_room<T>(from, to, windows);
+        const auto workspace = make_workspace<T>(from, to, windows);
         image_kernels().of<T>().conv2d_kernel(out.data(), x.data(), dy.data(), from, to, windows,
-                                              room.get());
+                                              workspace.get());
       },
       "out"_array, "x"_array, "dy"_array, nb::arg("windows"));
 }
@@ -102,9 +106,9 @@ template <class T>
 void bind_pooling(nb::module_& m) {
   m.def(
       "max_pool2d",
-      [](Array<T> out, Array<const T> x, Numbers told) {
+      [](Array<T> out, Array<const T> x, Numbers numbers) {
         const Images from = images_of(x), to = images_of(out);
-        const Windows windows = windows_of(told, from, to);
+        const Windows windows = windows_of(numbers, from, to);
         require(from.channels == to.channels);
         const nb::gil_scoped_release released;
         image_kernels().of<T>().max_pool2d(out.data(), x.data(), from, to, windows);
@@ -112,9 +116,9 @@ void bind_pooling(nb::module_& m) {
       "out"_array, "x"_array, nb::arg("windows"));
   m.def(
       "max_pool2d_gradient",
-      [](Array<T> out, Array<const T> dy, Array<const T> x, Array<const T> y, Numbers told) {
+      [](Array<T> out, Array<const T> dy, Array<const T> x, Array<const T> y, Numbers numbers) {
         const Images from = images_of(x), to = images_of(y);
-        const Windows windows = windows_of(told, from, to);
+        const Windows windows = windows_of(numbers, from, to);
         require(from.channels == to.channels && out.size() == x.size() && dy.size() == y.size());
         const nb::gil_scoped_release released;
         image_kernels().of<T>().max_pool2d_gradient(out.data(), dy.data(), x.data(), y.data(), from,

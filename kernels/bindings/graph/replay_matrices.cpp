@@ -172,8 +172,8 @@ bool PythonReplay::add_epilogue(nb::handle chain, nb::handle out, nb::handle a, 
     const std::optional<BoundChain> whole = bound(rows), last = bound(left_over ? left_over : rows);
     if (!whole || !last) return false;
     // The product goes where the result does with `in_place`, else to memory of its own.
-    std::shared_ptr<T[]> room;
-    if (!in_place) room.reset(new T[static_cast<std::size_t>(rows * columns)]);
+    std::shared_ptr<T[]> buffer;
+    if (!in_place) buffer.reset(new T[static_cast<std::size_t>(rows * columns)]);
     const Row made{place(to), PyArray_STRIDE(to, 0)}, from{place(left), PyArray_STRIDE(left, 0)};
     const std::size_t work =
         product->work() + static_cast<std::size_t>(all * columns) * behind.ops.size();
@@ -183,7 +183,7 @@ bool PythonReplay::add_epilogue(nb::handle chain, nb::handle out, nb::handle a, 
       for (std::int64_t first = 0; first < all; first += rows) {
         const std::int64_t count = std::min<std::int64_t>(rows, all - first);
         char* const here = made.at(first, bases);
-        T* const multiplied = room ? room.get() : reinterpret_cast<T*>(here);
+        T* const multiplied = buffer ? buffer.get() : reinterpret_cast<T*>(here);
         product.run(multiplied, reinterpret_cast<const T*>(from.at(first, bases)),
                     by.in<const T>(bases), count);
         addresses[0] = reinterpret_cast<const char*>(multiplied);

@@ -108,7 +108,7 @@ bool wait(Work& work, double seconds) {
 nb::object culprit(const Handle& handle) {
   const auto found = ask(handle, [](Member& member) { return member.culprit(); });
   if (found.fault == Fault::none) return nb::none();
-  return nb::make_tuple(name_of(found.fault), found.member, found.witness,
+  return nb::make_tuple(name_of(found.fault), found.member, found.observer,
                         found.key & ~tcp::kMessage, text_of(found.reason));
 }
 

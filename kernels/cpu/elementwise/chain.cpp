@@ -104,20 +104,20 @@ void BoundChain::needs_tile(std::size_t read) {
 }
 
 void BoundChain::add_steps(const Chain& chain) {
-  std::vector<std::size_t> rooms;
+  std::vector<std::size_t> offsets;
   std::vector<bool> used;
   for (const ChainOp& entry : chain.ops) {
-    const auto room = static_cast<std::size_t>(entry.room);
-    if (rooms.size() <= room) {
-      rooms.resize(room + 1, 0);
-      used.resize(room + 1, false);
+    const auto slot = static_cast<std::size_t>(entry.slot);
+    if (offsets.size() <= slot) {
+      offsets.resize(slot + 1, 0);
+      used.resize(slot + 1, false);
     }
-    if (!used[room]) {  // all values of a slot have one type
-      used[room] = true;
-      rooms[room] = scratch_;
+    if (!used[slot]) {  // all values of a slot have one type
+      used[slot] = true;
+      offsets[slot] = scratch_;
       scratch_ += padded(tile_ * size_of(entry.out));
     }
-    tiles_.push_back(rooms[room]);
+    tiles_.push_back(offsets[slot]);
   }
   for (std::size_t index = 0; index < chain.ops.size(); ++index) {
     if (const std::size_t more = followers(chain, *kernels_, index)) {

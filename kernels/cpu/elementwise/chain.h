@@ -84,7 +84,7 @@ struct ChainOp {
   Scalar in, out;
   int count;
   int reads[kMaxReads];
-  int room;
+  int slot;
 };
 
 struct Chain {

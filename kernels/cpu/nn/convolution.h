@@ -25,7 +25,7 @@ constexpr std::size_t kBand = 64;
 // Parameters that are equal for all images of a call.
 template <class T>
 struct Layout {
-  Layout(const Images& x, const Images& out, const Windows& windows, T* room)
+  Layout(const Images& x, const Images& out, const Windows& windows, T* workspace)
       : windows(windows), x(x), out(out) {
     // Taps side by side are one run, unless there is dilation between them.
     const bool joined = windows.dilation.width == 1;
@@ -34,12 +34,12 @@ struct Layout {
     along = windows.strides.width * x.channels;
     row = windows.padded.width * x.channels;
     panels = (out.channels + kColumns<T> - 1) / kColumns<T>;
-    packed = room;
+    packed = workspace;
     band = packed + panels * runs * length * kColumns<T>;
     image = band + bands() * kColumns<T>;
   }
 
-  static std::size_t room(const Images& x, const Images& out, const Windows& windows) {
+  static std::size_t workspace_size(const Images& x, const Images& out, const Windows& windows) {
     const Layout none(x, out, windows, nullptr);
     const std::size_t weights = none.panels * none.runs * none.length + none.bands();
     return weights * kColumns<T> + none.row * windows.padded.height;
@@ -152,8 +152,8 @@ void some_pixels(int count, T* out, const T* const* from, const T* weights, cons
 
 template <class T>
 void conv2d(T* out, const T* x, const T* kernel, const Images& x_shape, const Images& out_shape,
-            const Windows& windows, T* room) {
-  const Layout<T> layout(x_shape, out_shape, windows, room);
+            const Windows& windows, T* workspace) {
+  const Layout<T> layout(x_shape, out_shape, windows, workspace);
   const std::size_t filters = out_shape.channels, depth = layout.runs * layout.length;
   const std::size_t count = out_shape.size.height * out_shape.size.width;
   pack(layout.packed, kernel, depth, filters);
@@ -210,8 +210,8 @@ void some_taps(std::size_t count, T* sums, const T* from, const Layout<T>& layou
 
 template <class T>
 void conv2d_kernel(T* out, const T* x, const T* dy, const Images& x_shape, const Images& dy_shape,
-                   const Windows& windows, T* room) {
-  const Layout<T> layout(x_shape, dy_shape, windows, room);
+                   const Windows& windows, T* workspace) {
+  const Layout<T> layout(x_shape, dy_shape, windows, workspace);
   const std::size_t filters = dy_shape.channels, depth = layout.runs * layout.length;
   const std::size_t width = dy_shape.size.width, rows = layout.band_rows();
   for (std::size_t i = 0; i < layout.panels * depth * kColumns<T>; ++i) layout.packed[i] = T(0);

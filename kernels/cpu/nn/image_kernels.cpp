@@ -10,7 +10,7 @@ namespace {
 
 template <class T>
 constexpr ImageFunctions<T> image_functions{
-    Layout<T>::room, conv2d<T>, conv2d_kernel<T>, max_pool2d<T>, max_pool2d_gradient<T>,
+    Layout<T>::workspace_size, conv2d<T>, conv2d_kernel<T>, max_pool2d<T>, max_pool2d_gradient<T>,
 };
 
 }  // namespace

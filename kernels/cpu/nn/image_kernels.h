@@ -28,14 +28,14 @@ struct Images {
 
 template <class T>
 struct ImageFunctions {
-  // How many elements of room a convolution needs for its own use, aligned to 64 bytes.
-  std::size_t (*room)(const Images& x, const Images& out, const Windows& windows);
+  // How many elements of workspace a convolution needs for its own use, aligned to 64 bytes.
+  std::size_t (*workspace_size)(const Images& x, const Images& out, const Windows& windows);
   // `kernel` is (height, width, channels of x, channels of out).
   void (*conv2d)(T* out, const T* x, const T* kernel, const Images& x_shape,
-                 const Images& out_shape, const Windows& windows, T* room);
+                 const Images& out_shape, const Windows& windows, T* workspace);
   // The gradient of the kernel: `out` has its shape, `dy` that of the convolution's value.
   void (*conv2d_kernel)(T* out, const T* x, const T* dy, const Images& x_shape,
-                        const Images& dy_shape, const Windows& windows, T* room);
+                        const Images& dy_shape, const Windows& windows, T* workspace);
   void (*max_pool2d)(T* out, const T* x, const Images& x_shape, const Images& out_shape,
                      const Windows& windows);
   // Gives each window's gradient to the first of its pixels that equals its value in `y`.

@@ -92,7 +92,7 @@ void Group::await_stores() const {
   while (stores_.load(std::memory_order_seq_cst) != 0) sched_yield();
 }
 
-void Group::check_peers(int witness, std::uint64_t seq) {
+void Group::check_peers(int observer, std::uint64_t seq) {
   std::lock_guard lock(peers_mutex_);
   if (peers_.empty()) return;
   std::vector<pollfd> polls;
@@ -103,7 +103,7 @@ void Group::check_peers(int witness, std::uint64_t seq) {
     for (int member : peers_[i].members) {
       if (control_.state(member).left.load(std::memory_order_acquire) != 0) continue;
       lost_[static_cast<std::size_t>(member)].store(true, std::memory_order_seq_cst);
-      blame({Fault::lost, member, witness, seq});
+      blame({Fault::lost, member, observer, seq});
     }
     // All members there have left, or one is to blame: nothing more to learn from this socket.
     peers_.erase(peers_.begin() + static_cast<std::ptrdiff_t>(i));
@@ -116,14 +116,14 @@ bool Group::some_left() const {
   return false;
 }
 
-void Group::check_left(int witness, std::uint64_t seq) {
+void Group::check_left(int observer, std::uint64_t seq) {
   for (int member = 0; member < members_; ++member) {
     const MemberState& state = control_.state(member);
     // Pairs with the store in Member::leave(). That is a member's last, so `done` cannot grow after
     // it was seen. Sequentially consistent for step_cross_process().
     if (state.left.load(std::memory_order_seq_cst) != 0 &&
         state.done.value.load(std::memory_order_acquire) <= seq)
-      blame({Fault::left, member, witness, seq});
+      blame({Fault::left, member, observer, seq});
   }
 }
 

@@ -54,11 +54,11 @@ class Group {
   // Waits until no thread of this process is in such a step, after end_member(): a step at most.
   void await_stores() const;
   // Blames a member of any process that is gone without having left.
-  void check_peers(int witness, std::uint64_t seq);
+  void check_peers(int observer, std::uint64_t seq);
   // Whether a member of any process has left in good order.
   bool some_left() const;
   // Blames a member that left in good order before it completed call `seq`.
-  void check_left(int witness, std::uint64_t seq);
+  void check_left(int observer, std::uint64_t seq);
   void drop_peers();
   // Whether this process inherited the group by fork: it is its parent's, and must not be touched.
   bool inherited() const;
@@ -100,8 +100,9 @@ class Group {
   }
   Culprit culprit() const {
     Culprit packed = Culprit::unpack(culprit_word());
-    for (int* member : {&packed.member, &packed.witness}) *member = std::min(*member, members_ - 1);
-    return packed.near(control_.state(packed.witness).done.value.load(std::memory_order_acquire));
+    for (int* member : {&packed.member, &packed.observer})
+      *member = std::min(*member, members_ - 1);
+    return packed.near(control_.state(packed.observer).done.value.load(std::memory_order_acquire));
   }
   // Declares the communicator dead; only the first culprit counts.
   void blame(const Culprit& culprit);

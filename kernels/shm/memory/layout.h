@@ -21,9 +21,9 @@ struct alignas(kLine) Note {
   static constexpr std::size_t kText = 180;
 
   // Pairs with the load in read().
-  void write(std::uint64_t seq, std::string_view told) {
-    length = static_cast<std::uint32_t>(std::min(told.size(), kText));
-    std::memcpy(text, told.data(), length);
+  void write(std::uint64_t seq, std::string_view from) {
+    length = static_cast<std::uint32_t>(std::min(from.size(), kText));
+    std::memcpy(text, from.data(), length);
     of.store(seq + 1, std::memory_order_release);
   }
   // The note on a call, or null; it stays as long as the call is not complete everywhere.

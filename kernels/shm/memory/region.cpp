@@ -21,8 +21,9 @@ constexpr std::size_t kLargePage = 2 << 20;  // bytes
 // machine), in turns: a step 1.7, 0.1 and 0.7 ms shorter in three runs, of 24.
 void* map_large(std::size_t bytes) {
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  const std::size_t size = (bytes + page - 1) / page * page, room = size + kLargePage;
-  void* mapped = mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const std::size_t size = (bytes + page - 1) / page * page, reserved = size + kLargePage;
+  void* mapped =
+      mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) return mapped;
   auto* const low = static_cast<std::byte*>(mapped);
   const std::size_t before = -reinterpret_cast<std::uintptr_t>(low) % kLargePage;

@@ -59,9 +59,9 @@ static_assert(sizeof(LetterBox) == kLine);
 
 // The sender's note on its call, as in Note.
 struct Remark {
-  void set(std::string_view told) {
-    length = static_cast<std::uint16_t>(std::min(told.size(), Note::kText));
-    std::memcpy(text, told.data(), length);
+  void set(std::string_view from) {
+    length = static_cast<std::uint16_t>(std::min(from.size(), Note::kText));
+    std::memcpy(text, from.data(), length);
   }
   std::string_view get() const { return {text, std::min<std::size_t>(length, Note::kText)}; }
 

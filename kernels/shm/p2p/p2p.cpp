@@ -15,9 +15,9 @@ bool fits(const Work& recv, const Letter& letter) {
          (recv.tag == kAny || recv.tag == letter.tag);
 }
 
-void tell(MessageRecord& told, const Work& work) {
-  told = {work.call.collective, work.call.type, work.call.root, work.tag, work.call.count, {}};
-  told.remark.set(work.details.note);
+void record(MessageRecord& to, const Work& work) {
+  to = {work.call.collective, work.call.type, work.call.root, work.tag, work.call.count, {}};
+  to.remark.set(work.details.note);
 }
 
 }  // namespace
@@ -227,8 +227,8 @@ void Messages::check_left() {
 // Whether the word is ours: then our report belongs to it.
 bool Messages::blame(Fault fault, int member, const Work& work, const MessageRecord* other) {
   if (share_.group.culprit_word() != 0) return false;
-  tell(share_.own().told[0], work);
-  share_.own().told[1] = other == nullptr ? MessageRecord{} : *other;
+  record(share_.own().mismatch[0], work);
+  share_.own().mismatch[1] = other == nullptr ? MessageRecord{} : *other;
   share_.group.blame({fault, member, share_.me, work.seq});
   return true;
 }
@@ -236,7 +236,7 @@ bool Messages::blame(Fault fault, int member, const Work& work, const MessageRec
 bool Messages::tell_first(std::uint64_t& number) {
   if (pending_.empty() || share_.group.culprit_word() != 0) return false;
   const Work& work = *pending_.begin()->second.work;
-  tell(share_.own().told[0], work);
+  record(share_.own().mismatch[0], work);
   number = work.seq;
   return true;
 }

@@ -92,8 +92,8 @@ struct MemberState {
   // its arrays back.
   alignas(kLine) std::atomic<std::uint32_t> ended;
   // The message in which this member blamed a peer, and that peer's own message. Written before the
-  // culprit's word, which names this member as the witness.
-  MessageRecord told[2];
+  // culprit's word, which names this member as the observer.
+  MessageRecord mismatch[2];
 };
 
 // Why a communicator is dead: one word, set once, so that all members report the same cause.
@@ -102,14 +102,14 @@ struct Culprit {
 
   Fault fault = Fault::none;
   int member = 0;         // the one to blame
-  int witness = 0;        // who noticed
+  int observer = 0;       // who noticed
   std::uint64_t seq = 0;  // the call, or message, it happened in
 
   // The word holds the low bits of the number, and whether it is a message's.
   std::uint64_t pack() const {
     const std::uint64_t number = (seq & kNumber) | ((seq & kMessage) != 0 ? kNumber + 1 : 0);
     return static_cast<std::uint64_t>(fault) | static_cast<std::uint64_t>(member) << 4 |
-           static_cast<std::uint64_t>(witness) << 16 | number << 28;
+           static_cast<std::uint64_t>(observer) << 16 | number << 28;
   }
   static Culprit unpack(std::uint64_t word) {
     const std::uint64_t number = word >> 28;
@@ -121,7 +121,7 @@ struct Culprit {
   Culprit near(std::uint64_t known) const {
     if ((seq & kMessage) != 0) return *this;
     const std::uint64_t base = known - std::min(known, kNumber / 2);
-    return {fault, member, witness, base + ((seq - base) & kNumber)};
+    return {fault, member, observer, base + ((seq - base) & kNumber)};
   }
 };
 

@@ -78,10 +78,10 @@ inline constexpr std::uint32_t kMagic = 0x52415031;
 struct Culprit {
   Fault fault = Fault::none;
   int member = 0;         // the one to blame
-  int witness = 0;        // who noticed, or the other side of a mismatch
+  int observer = 0;       // who noticed, or the other side of a mismatch
   std::uint64_t key = 0;  // the call it happened in
-  // Signatures of their calls: both after a mismatch, the witness's after a timeout.
-  std::string of_member, of_witness;
+  // Signatures of their calls: both after a mismatch, the observer's after a timeout.
+  std::string of_member, of_observer;
   std::string reason;
 };
 

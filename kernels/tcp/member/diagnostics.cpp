@@ -86,15 +86,15 @@ void Member::tell_under_way() {
 
 int Member::awaited_in_call(int member, std::uint64_t key) const {
   const auto pending = (key & kMessage) == 0 ? first_to(key) : pending_.end();
-  const auto& told = peer(member).under_way;
-  return pending != pending_.end() && told && told->first == pending->first ? told->second
-                                                                            : kNobody;
+  const auto& latest = peer(member).under_way;
+  return pending != pending_.end() && latest && latest->first == pending->first ? latest->second
+                                                                                : kNobody;
 }
 
 std::optional<std::string> Member::posted(int member, std::uint64_t key) const {
   if (dead() && ((culprit_.key ^ key) & ~kMessage) == 0) {
     if (member == culprit_.member && !culprit_.of_member.empty()) return culprit_.of_member;
-    if (member == culprit_.witness && !culprit_.of_witness.empty()) return culprit_.of_witness;
+    if (member == culprit_.observer && !culprit_.of_observer.empty()) return culprit_.of_observer;
   }
   if (member != me_) return std::nullopt;
   if (dead()) return stopped_;

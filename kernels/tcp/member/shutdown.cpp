@@ -30,9 +30,9 @@ std::pair<Header, std::vector<std::byte>> fault_frame(const Culprit& culprit) {
   header.key = culprit.key;
   header.offset = static_cast<std::uint64_t>(culprit.fault) |
                   static_cast<std::uint64_t>(culprit.member) << 8 |
-                  static_cast<std::uint64_t>(culprit.witness) << 32;
+                  static_cast<std::uint64_t>(culprit.observer) << 32;
   std::vector<std::byte> payload;
-  const std::string* parts[] = {&culprit.of_member, &culprit.of_witness, &culprit.reason};
+  const std::string* parts[] = {&culprit.of_member, &culprit.of_observer, &culprit.reason};
   for (const std::string* part : parts) {
     const auto size = static_cast<std::uint32_t>(part->size());
     const auto* bytes = reinterpret_cast<const std::byte*>(&size);
@@ -64,14 +64,14 @@ bool Member::take_fault(const Header& header, const std::vector<std::byte>& payl
   culprit.key = header.key;
   const auto fault = header.offset & 0xff;
   culprit.member = static_cast<int>(header.offset >> 8 & 0xffffff);
-  culprit.witness = static_cast<int>(header.offset >> 32);
+  culprit.observer = static_cast<int>(header.offset >> 32);
   if (fault < static_cast<std::uint64_t>(Fault::mismatch) ||
       fault > static_cast<std::uint64_t>(Fault::timeout) || culprit.member >= n_ ||
-      culprit.witness < 0 || culprit.witness >= n_)
+      culprit.observer < 0 || culprit.observer >= n_)
     return false;
   culprit.fault = static_cast<Fault>(fault);
   std::size_t at = 0;
-  for (std::string* part : {&culprit.of_member, &culprit.of_witness, &culprit.reason}) {
+  for (std::string* part : {&culprit.of_member, &culprit.of_observer, &culprit.reason}) {
     std::uint32_t size;
     if (payload.size() - at < sizeof(size)) return false;
     std::memcpy(&size, payload.data() + at, sizeof(size));
@@ -156,11 +156,11 @@ void Member::die(Culprit culprit) {
   if (!own && !exchanges_.empty()) own = exchanges_.begin()->second->work();
   if (!own && !offers_.empty()) own = offers_.begin()->second;
   if (own) stopped_ = own->request.signature;
-  if (own && culprit.witness == me_ && culprit.of_witness.empty())
-    culprit.of_witness = own->request.signature;
+  if (own && culprit.observer == me_ && culprit.of_observer.empty())
+    culprit.of_observer = own->request.signature;
   culprit_ = std::move(culprit);
-  const std::size_t room = culprit_.fault == Fault::aborted ? kReason : kMaxSignature;
-  culprit_.reason.resize(fitting(culprit_.reason, room));
+  const std::size_t limit = culprit_.fault == Fault::aborted ? kReason : kMaxSignature;
+  culprit_.reason.resize(fitting(culprit_.reason, limit));
   for (int member = 0; member < n_; ++member)
     if (member != me_ && !peer(member).left) send_fault(member);
   drop_data();
@@ -178,7 +178,7 @@ void Member::collapse(const char* why) noexcept {
     }
   } catch (const std::exception&) {
     // Not even for the frames that say so: the others see the connections end.
-    if (!dead()) culprit_.fault = Fault::aborted, culprit_.member = culprit_.witness = me_;
+    if (!dead()) culprit_.fault = Fault::aborted, culprit_.member = culprit_.observer = me_;
   }
   drop_all();
   fail_all();

@@ -15,7 +15,7 @@ from allreduce import errors
 from allreduce.comm import Communicator, adopt, total
 from allreduce.comm.calls.call import Call
 from allreduce.comm.calls.call_site import Note
-from allreduce.comm.failures.mismatch import Side, story
+from allreduce.comm.failures.mismatch import Side, describe
 from tests.harness import settle_threads
 
 
@@ -197,7 +197,7 @@ def test_members_that_disagree_all_say_so_and_no_output_is_touched(
         assert (sides[min(sides)], sides[2]) == says
         assert where == "here" or index not in sides  # one's own call comes first
         pairs.add(min(sides))
-    assert len(pairs) == 1  # the same story on all members
+    assert len(pairs) == 1  # the same text on all members
     assert all((out == 5.0).all() for out in outs)
 
 
@@ -211,7 +211,7 @@ def test_what_differs_in_empty_is_its_shape_or_type() -> None:
         )
         for rank, text in enumerate(call_text)
     ]
-    assert story("call #1", sides[0], sides[1]).endswith(
+    assert describe("call #1", sides[0], sides[1]).endswith(
         "; shapes and types must be equal on all ranks"
     )
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from allreduce.comm.calls.call import ANY, Array, Call
 from allreduce.comm.calls.call_site import NOTE_BYTES, Note
-from allreduce.comm.failures.mismatch import Side, story
+from allreduce.comm.failures.mismatch import Side, describe
 from allreduce.comm.transports.mpi.types import Library
 from allreduce.errors import MismatchError, UsageError
 
@@ -85,7 +85,7 @@ class Message:
             sender_note = Note.unpack(note.rstrip(b"\0"))
             first = Side(f"rank {source}", sent, sender_note)
             second = Side(f"rank {rank}", self.call, Note.unpack(self.note))
-            raise MismatchError(story("a message", first, second))
+            raise MismatchError(describe("a message", first, second))
         self._requests += [self.comm.Irecv(part, source, tag) for part in self._parts()]
         return True
 

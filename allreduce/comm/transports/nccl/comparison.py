@@ -21,7 +21,7 @@ from allreduce.comm.calls.call import MESSAGES, TEXT_BYTES, Call, bounded, diges
 from allreduce.comm.calls.call_site import Note, Place, place
 from allreduce.comm.calls.call_site import text as site_text
 from allreduce.comm.core.transport import PreparedOnDevice, Transport, Work
-from allreduce.comm.failures.mismatch import Side, story
+from allreduce.comm.failures.mismatch import Side, describe
 from allreduce.comm.failures.reporter import build_error
 from allreduce.errors import AllreduceError, Finding
 
@@ -161,7 +161,7 @@ class CallComparison:
         """Return the error that names the first call that differs from member 0's."""
         sides = [self._side(member) for member in range(self._size)]
         other = next((each for each in sides if each.call != sides[0].call), sides[-1])
-        finding = Finding("mismatch", story(f"call #{number + 1} on GPUs", sides[0], other))
+        finding = Finding("mismatch", describe(f"call #{number + 1} on GPUs", sides[0], other))
         return build_error(self._where, finding)
 
     def _side(self, member: int) -> Side:

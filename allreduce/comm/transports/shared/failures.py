@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from allreduce import _native
 from allreduce.comm.calls.call import ANY, COLLECTIVES, DTYPES, PATHS, Call, from_native
 from allreduce.comm.calls.call_site import Note
-from allreduce.comm.failures.mismatch import Side, story
+from allreduce.comm.failures.mismatch import Side, describe
 from allreduce.comm.failures.reporter import FailureReporter, build_error
 from allreduce.errors import AllreduceError, Finding
 
@@ -104,7 +104,7 @@ class SharedFailureReporter(FailureReporter[_native.Group]):
         fault, member, observer, seq, reason = found
         if not seq & _native.MESSAGE:
             return super().error(native, own)
-        sides = self.group.told(observer)
+        sides = self.group.mismatch(observer)
         call = self._message(*sides[0][:5])
         blamed = self.members[member]
         if fault == "mismatch":
@@ -112,7 +112,9 @@ class SharedFailureReporter(FailureReporter[_native.Group]):
             received = Side(by, call, Note.unpack(sides[0][5]), observer == self.me)
             peer, here = self._message(*sides[1][:5]), member == self.me != observer
             sent = Side(str(blamed), peer, Note.unpack(sides[1][5]), here)
-            return build_error(self.where, Finding("mismatch", story("a message", sent, received)))
+            return build_error(
+                self.where, Finding("mismatch", describe("a message", sent, received))
+            )
         if fault in ("lost", "left"):
             own = own or (None if native is None else self.made(native))
             if native is not None and own is not None:

@@ -112,7 +112,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
             post: The call's post to the other members.
             arrays: The input and the output.
         """
-        late = call.collective not in MESSAGES and self._reporter.heard
+        late = call.collective not in MESSAGES and self._reporter.ended_in_known_call
         try:
             with self._lock:  # order the calls of several threads
                 native = self._member.start(words, post, *map(_address, arrays))
