@@ -51,7 +51,7 @@ C = TypeVar("C", bound=Closable)
 C_co = TypeVar("C_co", bound=Closable, covariant=True)
 
 
-class Open(Protocol[C_co]):
+class OpenMember(Protocol[C_co]):
     """Opens this process's member of a communicator; by default on the parent's transport."""
 
     def __call__(
@@ -75,7 +75,7 @@ class GroupFactory(Generic[C]):
         part: StorePart,
         dispatch: Dispatcher,
         timeout: float,
-        open: Open[C],
+        open: OpenMember[C],
         check_alive: Callable[[], None],
     ) -> None:
         self.part = part

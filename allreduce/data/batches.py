@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.data.prefetch import Note, Stager, ahead, in_turn
+from allreduce.data.prefetch import Note, Stager, on_demand, prefetch
 from allreduce.data.sharding import Piece, Plan, split_rows, starts
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core.pytree import leaves, map_leaves
@@ -56,7 +56,7 @@ class ArrayBatches:
     def __iter__(self) -> Generator[tuple[PerReplica, ...], None, None]:
         made = (self._batch(step) for step in range(self.plan.steps))
         large = self._largest() >= _WORTH_A_THREAD or self._stager.copies
-        iterate = ahead if large else in_turn
+        iterate = prefetch if large else on_demand
         return iterate(made, self._note)
 
     def local_pieces(self, step: int) -> tuple[Piece, ...]:
@@ -115,7 +115,7 @@ class DistributedDataset:
         self._replicator = replicator
 
     def __iter__(self) -> Iterator[Any]:
-        return ahead(self._made(), feeding(self._replicator))
+        return prefetch(self._made(), feeding(self._replicator))
 
     def __len__(self) -> int:
         return len(self._dataset)  # type: ignore[arg-type]  # where the dataset has a length

@@ -45,7 +45,7 @@ class _Channel(Generic[T]):
     stopped: bool = False
 
 
-def ahead(items: Iterable[T], note: Note | None = None) -> Generator[T, None, None]:
+def prefetch(items: Iterable[T], note: Note | None = None) -> Generator[T, None, None]:
     """Iterate `items`; a thread makes the next item while the caller uses the current one.
 
     An exception in `items` is raised in place of its item. The thread ends when this iterator is
@@ -53,7 +53,7 @@ def ahead(items: Iterable[T], note: Note | None = None) -> Generator[T, None, No
     `ar.config.set_pipelining` is off, there is no thread.
     """
     if not options.current().pipelining:
-        yield from in_turn(items, note)
+        yield from on_demand(items, note)
         return
     channel: _Channel[T] = _Channel()
     thread = threading.Thread(
@@ -81,7 +81,7 @@ def ahead(items: Iterable[T], note: Note | None = None) -> Generator[T, None, No
             thread.join(_JOIN_SECONDS)
 
 
-def in_turn(items: Iterable[T], note: Note | None = None) -> Generator[T, None, None]:
+def on_demand(items: Iterable[T], note: Note | None = None) -> Generator[T, None, None]:
     """Iterate `items`, making each when the caller asks for it."""
     iterator = iter(items)
     try:

@@ -13,7 +13,7 @@ import numpy as np
 
 from allreduce.data import ArrayBatches, Plan, Replicated, Sharded, split_rows
 from allreduce.data.batches import feeding
-from allreduce.data.prefetch import Stager, ahead
+from allreduce.data.prefetch import Stager, prefetch
 from allreduce.data.sharding import starts
 from allreduce.errors import MismatchError, ShapeError, UsageError, everywhere
 from allreduce.events import logger
@@ -255,7 +255,7 @@ class IterableSource:
         limit: int | None,
     ) -> Generator[Batch, None, None]:
         numbered = enumerate(islice(one_pass(self._batches), limit), self._count)
-        made = ahead(self._made(numbered), feeding(self._replicator))
+        made = prefetch(self._made(numbered), feeding(self._replicator))
         with closing(made):
             while (batch := self._next(made)) is not None:
                 self._count += 1

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from allreduce import events
-from allreduce.data.prefetch import ahead, in_turn
+from allreduce.data.prefetch import on_demand, prefetch
 from allreduce.devices import options
 
 
@@ -26,7 +26,7 @@ def wait_until_gone() -> None:
 
 
 def test_gives_every_item_in_order() -> None:
-    assert list(ahead(range(100))) == list(range(100))
+    assert list(prefetch(range(100))) == list(range(100))
     wait_until_gone()
 
 
@@ -34,7 +34,7 @@ def test_nobody_is_said_to_wait_for_what_does_not_follow() -> None:
     told: list[str] = []
     stop = events.subscribe(lambda event: told.append(event.name))
     try:
-        assert list(ahead(range(3))) == [0, 1, 2]
+        assert list(prefetch(range(3))) == [0, 1, 2]
     finally:
         stop()
     assert told.count("wait for a batch") == told.count("make a batch") == 3
@@ -52,7 +52,7 @@ def test_makes_exactly_one_item_while_the_caller_works() -> None:
                 second.set()
             yield number
 
-    items = ahead(source())
+    items = prefetch(source())
     assert next(items) == 0
     assert second.wait(5)  # made although nobody has asked for it
     time.sleep(0.05)
@@ -67,7 +67,7 @@ def test_an_error_comes_after_the_items_before_it() -> None:
         yield 2
         raise KeyError("broken file")
 
-    items = ahead(source())
+    items = prefetch(source())
     assert [next(items), next(items)] == [1, 2]
     with pytest.raises(KeyError, match="broken file"):
         next(items)
@@ -85,7 +85,7 @@ def test_leaving_the_loop_ends_the_thread_and_the_source() -> None:
 
     def first_three() -> list[int]:
         taken = []
-        for number in ahead(source()):
+        for number in prefetch(source()):
             taken.append(number)
             if number == 2:
                 break
@@ -99,7 +99,7 @@ def test_leaving_the_loop_ends_the_thread_and_the_source() -> None:
 
 def test_an_error_in_the_loop_ends_the_thread() -> None:
     def work() -> None:
-        for number in ahead(range(1000)):
+        for number in prefetch(range(1000)):
             if number == 5:
                 raise RuntimeError("in the step")
 
@@ -123,7 +123,7 @@ def test_an_item_is_made_when_it_is_wanted(how: str, monkeypatch: pytest.MonkeyP
             made.append(-1)
 
     told: list[tuple[float, float]] = []
-    iterate = in_turn if how == "in turn" else ahead
+    iterate = on_demand if how == "in turn" else prefetch
     items = iterate(source(), lambda *seconds: told.append(seconds))
     assert next(items) == 0
     assert our_threads() == []
@@ -143,7 +143,7 @@ def test_what_an_item_took_is_told_with_it() -> None:
             time.sleep(0.02)
             yield number
 
-    for number in ahead(source(), lambda *seconds: told.append(seconds)):
+    for number in prefetch(source(), lambda *seconds: told.append(seconds)):
         assert len(told) == number + 1  # before the caller has it
     assert len(told) == 2
     assert all(took >= 0.02 for took, _ in told)

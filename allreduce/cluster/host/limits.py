@@ -40,7 +40,7 @@ def shortage(needed: int) -> str:
     )
 
 
-def for_strangers(wanted: int) -> int:
+def max_unproven_connections(wanted: int) -> int:
     """Return how many strangers may connect: a part of the remaining files, at least 1."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(1, min(wanted, int(_left(most) * _STRANGERS_PART)))

@@ -10,7 +10,7 @@ WARN_SECONDS = 10.0  # after which a wait is reported, once
 _LONGEST_SECONDS = 0.5  # between two calls of look(); beyond that, the process was stopped
 
 
-class Awake:
+class AwakeClock:
     """A clock that does not count while this process is stopped.
 
     Ctrl-Z or a scheduler may suspend a whole job, and no rank is late then. Call `look` often.

@@ -77,7 +77,7 @@ class Child:
         return process_state(self.pid).endswith(STATES["t"])
 
     @property
-    def fate(self) -> str:
+    def exit_text(self) -> str:
         """How it ended, for messages."""
         code = self.code
         if code is None:

@@ -102,7 +102,7 @@ class ClusterJob(Job):
 
     def _restart(self, child: Child) -> None:
         self._restarts -= 1
-        self._tell(f"{child.name} (process {child.pid}) {child.fate}; starting it again")
+        self._tell(f"{child.name} (process {child.pid}) {child.exit_text}; starting it again")
         again = self._children[child.rank] = self._spawn(child.rank)
         for source, sink in ((again.stdout, self._out), (again.stderr, self._err)):
             self._relays[source] = Relay(source, sink, again.label)

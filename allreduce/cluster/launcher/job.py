@@ -260,7 +260,7 @@ class Job:
         self._culprit = child
         others = len([other for other in living if other is not child])
         end = f"; ending the other {others}" if others else self._reason(child)
-        self._tell(f"{child.name} (process {child.pid}) {child.fate}{end}")
+        self._tell(f"{child.name} (process {child.pid}) {child.exit_text}{end}")
         self._buried = bool(others)
 
     def _repeat_blame(self) -> None:
@@ -269,7 +269,7 @@ class Job:
         if not self._buried or child is None or living or self._stop is not None:
             return
         self._buried = False
-        self._tell(f"the job ended because {child.name} {child.fate}{self._reason(child)}")
+        self._tell(f"the job ended because {child.name} {child.exit_text}{self._reason(child)}")
 
     def _reason(self, child: Child) -> str:
         """Return the end of a line about a rank that has failed: its error, if it is known."""

@@ -62,7 +62,7 @@ class Leader:
         check_loopback(address)
         limits.check_files(limits.leader_files(size), wanted)
         limits.check_address_space(limits.leader_threads(), wanted)
-        self._strangers = limits.for_strangers(STRANGERS)
+        self._strangers = limits.max_unproven_connections(STRANGERS)
         self.size, self.secret, self.silence = size, secret, longest_silence(timeout)
         self.generation = generation
         self.address = address

@@ -99,7 +99,7 @@ class ArrivalTracker:
     ) -> None:
         # A timeout before the warning ends the wait with its own message.
         quiet = timeout <= waiting.WARN_SECONDS or not logger.isEnabledFor(logging.WARNING)
-        awake, missing = waiting.Awake(), 0
+        awake, missing = waiting.AwakeClock(), 0
         while True:
             with contextlib.suppress(queue.Empty):
                 return over.get(timeout=_POLL_SECONDS)

@@ -21,16 +21,16 @@ from allreduce.cluster.host.address import split
 _End = tuple[str, int]  # an address without brackets or zone, and a port
 
 
-class Connected(Protocol):
+class SocketOwner(Protocol):
     """The owner of sockets to the leader's `host:port`."""
 
     address: str
 
 
-_connected: weakref.WeakKeyDictionary[Connected, frozenset[_End]] = weakref.WeakKeyDictionary()
+_connected: weakref.WeakKeyDictionary[SocketOwner, frozenset[_End]] = weakref.WeakKeyDictionary()
 
 
-def hold(connected: Connected) -> None:
+def hold(connected: SocketOwner) -> None:
     """Close this one's sockets in children that are forked from now on.
 
     A name is resolved now, because a child must not: another thread may have been at it.
@@ -38,7 +38,7 @@ def hold(connected: Connected) -> None:
     _connected[connected] = _ends(connected.address)
 
 
-def release(connected: Connected) -> None:
+def release(connected: SocketOwner) -> None:
     """Forget one that has closed its sockets."""
     _connected.pop(connected, None)
 

@@ -50,7 +50,7 @@ def users_line(error: BaseException, *, source: bool = False) -> str | None:
     for each in causes(error):
         frames = list(traceback.walk_tb(each.__traceback__))
         for frame, number in reversed(frames):
-            if _is_users(frame):
+            if _is_user_code(frame):
                 code = frame.f_code
                 place = f"{_relative(code.co_filename)}:{number}"
                 if code.co_name != "<module>":
@@ -63,10 +63,10 @@ def users_line(error: BaseException, *, source: bool = False) -> str | None:
 def ends_in_library(error: BaseException) -> bool:
     """Return whether a traceback ends in frames that are not of the user's program."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return bool(frames) and not _is_users(frames[-1])
+    return bool(frames) and not _is_user_code(frames[-1])
 
 
-def _is_users(frame: FrameType) -> bool:
+def _is_user_code(frame: FrameType) -> bool:
     module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
     if module in _LIBRARIES or module in sys.stdlib_module_names:
         return False

@@ -23,7 +23,7 @@ from allreduce.errors import AllreduceError, ClosedError, Finding, UsageError, i
 from allreduce.events import logger
 
 
-class Started(Protocol):
+class NativeHandle(Protocol):
     """A native call."""
 
     @property
@@ -36,7 +36,7 @@ class Started(Protocol):
     def unmet(self) -> bool: ...
 
 
-N = TypeVar("N", bound=Started)
+N = TypeVar("N", bound=NativeHandle)
 
 
 class NativeWork(TransportWork, Generic[N]):

@@ -216,7 +216,7 @@ class ConcreteTensor(_Valued, Tensor):
         return f"<tensor {self.spec} on {self.device}: {self._value}>"
 
 
-class _ComingTensor(ConcreteTensor):
+class _PendingTensor(ConcreteTensor):
     """A value that a device copies to the host; reading it waits for the copy."""
 
     __slots__ = ("_coming",)
@@ -238,7 +238,7 @@ class _ComingTensor(ConcreteTensor):
 def concrete(output: Output, device: DeviceName) -> ConcreteTensor:
     """Wrap a step's output in a tensor."""
     if isinstance(output, HostFuture):
-        return _ComingTensor(output, device)
+        return _PendingTensor(output, device)
     return ConcreteTensor(output, device)
 
 

@@ -25,10 +25,10 @@ from allreduce.graph.core.tensor import EagerTensor, TracedTensor
 from allreduce.graph.eager import eager_collectives
 from allreduce.graph.eager.lockstep import Meet, Meeting, run_in_lockstep
 from allreduce.graph.execute.memory import describe_value
-from allreduce.graph.ops.collective import contribution_of_none
-from allreduce.graph.placement.placement import Placed, choose, put, report
+from allreduce.graph.ops.collective import neutral_contribution
+from allreduce.graph.placement.placement import PlacementRow, choose, put, report
 from allreduce.graph.schedule.dependence import depends, of_replica, of_samples
-from allreduce.graph.trace.output_structure import Returned, take_apart
+from allreduce.graph.trace.output_structure import OutputStructure, take_apart
 from allreduce.graph.trace.printing import say
 from allreduce.graph.trace.replica import Replica, StepInfo
 from allreduce.graph.trace.signature import Arguments
@@ -123,7 +123,7 @@ class EagerTrace(Trace):
         """Give a node a device; nothing moves between CPUs, but their variables lie there."""
         places = self._replica.places
         device, reason = choose(node, self.nodes.__getitem__, places.home, list(places.names))
-        report([Placed(node.op, device, reason, node.source)], places.names)
+        report([PlacementRow(node.op, device, reason, node.source)], places.names)
         return put(node, device)
 
     def _value(self, node: Node) -> np.ndarray:
@@ -214,7 +214,7 @@ class EagerTrace(Trace):
         (source,) = node.inputs
         value = self._values[source]
         if self._lacks(source) or (self._absent and node.op == "all_reduce"):
-            value = contribution_of_none(node, self._shape(node.spec))
+            value = neutral_contribution(node, self._shape(node.spec))
         work = partial(
             eager_collectives.exchange, self._host, node, self._specs(node), self._facts()
         )
@@ -281,7 +281,7 @@ def run_eagerly(
     fn: Callable[..., Any],
     arguments: Arguments,
     step_infos: Sequence[StepInfo],
-) -> tuple[Returned, list[list[np.ndarray]]]:
+) -> tuple[OutputStructure, list[list[np.ndarray]]]:
     """Call `fn` for each replica with values; returns its result's structure and the values.
 
     Args:
@@ -292,7 +292,7 @@ def run_eagerly(
         UsageError: A single one of several replicas would change variables or communicate.
     """
 
-    def play(replica: Replica, meet: Meet) -> tuple[Returned, list[np.ndarray]]:
+    def play(replica: Replica, meet: Meet) -> tuple[OutputStructure, list[np.ndarray]]:
         index = replica.index
         absent = arguments.rows is not None and not step_infos[index].rows
         feeds = [values[index] for values in arguments.feeds]
@@ -317,13 +317,13 @@ def run_eagerly(
     return returned[0], list(values)
 
 
-def _form(returned: Returned) -> Hashable:
+def _form(returned: OutputStructure) -> Hashable:
     """Return what must be equal on replicas; other values are taken from the first one."""
     kinds = tuple(map(type, pytree.leaves(returned.structure)))
     return pytree.treedef(returned.structure), kinds, returned.rows_per_sample
 
 
-def _shown(returned: Sequence[Returned]) -> str:
+def _shown(returned: Sequence[OutputStructure]) -> str:
     return ", ".join(f"{each.structure!r:.60}" for each in returned)
 
 

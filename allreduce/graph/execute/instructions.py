@@ -26,7 +26,7 @@ from allreduce.graph.execute.sharded_instructions import (
     update_own,
     update_slices,
 )
-from allreduce.graph.ops.collective import contribution_of_none
+from allreduce.graph.ops.collective import neutral_contribution
 from allreduce.graph.partition.rendezvous import Key
 from allreduce.graph.schedule.streams import COMPUTE, stream_of
 from allreduce.graph.trace.printing import say
@@ -227,7 +227,7 @@ def _collective(frame: Frame, node: Node) -> Step:
     named = _named(frame, node)
     on_stream = frame.queues.enqueues(node)  # behind earlier collectives
     absent = node.attrs.get("absent")
-    nothing = frame.constant(node, contribution_of_none(node, out.shape)) if absent else None
+    nothing = frame.constant(node, neutral_contribution(node, out.shape)) if absent else None
 
     def run() -> None:
         if not on_stream:

@@ -175,7 +175,7 @@ _NEUTRAL: dict[str, Callable[[np.dtype[Any]], Any]] = {
 }
 
 
-def contribution_of_none(node: Node, shape: tuple[int, ...]) -> np.ndarray:
+def neutral_contribution(node: Node, shape: tuple[int, ...]) -> np.ndarray:
     """Return the contribution of a replica without samples to a collective."""
     dtype = node.spec.dtype
     if node.op == "all_reduce":

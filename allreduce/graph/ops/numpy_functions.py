@@ -101,7 +101,7 @@ if hasattr(np, "astype"):  # from NumPy 2.1 on
     OPERATOR_OF[np.astype] = _renamed(cast, "x dtype")
 
 
-def stands_for(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], None]:
+def implements(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], None]:
     """Have the function that follows stand for some of NumPy's."""
 
     def enter(operator: Callable[..., Any]) -> None:
@@ -110,22 +110,22 @@ def stands_for(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]],
     return enter
 
 
-@stands_for(np.argmax)
+@implements(np.argmax)
 def _argmax(a: Any, axis: int | None = None) -> Tensor:
     return indexing.argmax(shapes.reshape(a, -1) if axis is None else a, axis or 0)
 
 
-@stands_for(np.argmin)
+@implements(np.argmin)
 def _argmin(a: Any, axis: int | None = None) -> Tensor:
     return indexing.argmin(shapes.reshape(a, -1) if axis is None else a, axis or 0)
 
 
-@stands_for(np.take)
+@implements(np.take)
 def _take(a: Any, indices: Any, axis: int | None = None) -> Tensor:
     return gather.take(shapes.reshape(a, -1) if axis is None else a, indices, axis or 0)
 
 
-@stands_for(np.full_like)
+@implements(np.full_like)
 def _full_like(a: Any, fill_value: Any, dtype: Any = None) -> Tensor:
     tensor = as_tensor(a)
     kind = tensor.dtype if dtype is None else dtype
@@ -134,24 +134,24 @@ def _full_like(a: Any, fill_value: Any, dtype: Any = None) -> Tensor:
     return shapes.broadcast_to(fill_value, tensor.shape, kind)
 
 
-@stands_for(np.copy)
+@implements(np.copy)
 def _copy(a: Any) -> Tensor:
     if current_trace() is None:
         raise UsageError(f"{users_line()}: np.copy of a value makes an array, to be written to")
     return as_tensor(a)
 
 
-@stands_for(np.shape)
+@implements(np.shape)
 def _shape(a: Any) -> Shape:
     return as_tensor(a).shape
 
 
-@stands_for(np.ndim)
+@implements(np.ndim)
 def _ndim(a: Any) -> int:
     return as_tensor(a).ndim
 
 
-@stands_for(np.size)
+@implements(np.size)
 def _size(a: Any, axis: Axes = None) -> Tensor | int:
     tensor = as_tensor(a)
     axes = as_axes("np.size", tensor, axis)
@@ -159,20 +159,20 @@ def _size(a: Any, axis: Axes = None) -> Tensor | int:
     return math.prod(known) if len(known) == len(axes) else shapes.size(tensor, axes)
 
 
-@stands_for(np.concatenate)
+@implements(np.concatenate)
 def _concatenate(arrays: Sequence[Any], axis: int | None = 0) -> Tensor:
     if axis is None:
         return joining.concatenate([shapes.reshape(each, -1) for each in arrays], 0)
     return joining.concatenate(arrays, axis)
 
 
-@stands_for(np.vstack)
+@implements(np.vstack)
 def _vstack(tup: Sequence[Any]) -> Tensor:
     rows = [as_tensor(each) for each in tup]
     return joining.concatenate([_leading(each, 2) for each in rows], 0)
 
 
-@stands_for(np.hstack)
+@implements(np.hstack)
 def _hstack(tup: Sequence[Any]) -> Tensor:
     parts = [_leading(as_tensor(each), 1) for each in tup]
     return joining.concatenate(parts, 0 if parts and parts[0].ndim == 1 else 1)
@@ -183,7 +183,7 @@ def _leading(x: Tensor, ndim: int) -> Tensor:
     return shapes.reshape(x, (*[1] * (ndim - x.ndim), *x.shape))
 
 
-@stands_for(np.split)
+@implements(np.split)
 def _split(ary: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     if not isinstance(indices_or_sections, Sequence | np.ndarray):
         return joining.split(ary, indices_or_sections, axis)
@@ -197,7 +197,7 @@ def _split(ary: Any, indices_or_sections: int | Sequence[int], axis: int = 0) ->
     ]
 
 
-@stands_for(np.flip)
+@implements(np.flip)
 def _flip(m: Any, axis: Axes = None) -> Tensor:
     tensor = as_tensor(m)
     axes = as_axes("np.flip", tensor, axis)
@@ -205,7 +205,7 @@ def _flip(m: Any, axis: Axes = None) -> Tensor:
     return slicing.getitem(tensor, tuple(step))
 
 
-@stands_for(np.pad)
+@implements(np.pad)
 def _pad(
     array: Any, pad_width: Any, mode: str = "constant", *, constant_values: float = 0
 ) -> Tensor:
@@ -214,19 +214,19 @@ def _pad(
     return joining.pad(array, pad_width, constant_values)
 
 
-@stands_for(np.ravel)
+@implements(np.ravel)
 def _ravel(a: Any) -> Tensor:
     return shapes.reshape(a, -1)
 
 
-@stands_for(np.swapaxes)
+@implements(np.swapaxes)
 def _swapaxes(a: Any, axis1: int, axis2: int) -> Tensor:
     tensor = as_tensor(a)
     first, second = (as_axis("np.swapaxes", tensor, axis) for axis in (axis1, axis2))
     return swap_axes(tensor, first, second)
 
 
-@stands_for(np.moveaxis)
+@implements(np.moveaxis)
 def _moveaxis(a: Any, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     tensor = as_tensor(a)
     come, go = (_in_order("np.moveaxis", tensor, each) for each in (source, destination))

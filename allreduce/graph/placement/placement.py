@@ -23,7 +23,7 @@ _spoken_of: set[str] = set()  # the fall-backs of soft placement that a warning 
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacementRow:
     """One row of the placement log."""
 
     op: str
@@ -37,7 +37,7 @@ class Placed:
 
 def place(
     graph: Graph, home: DeviceName, available: Sequence[DeviceName]
-) -> tuple[Graph, list[Placed]]:
+) -> tuple[Graph, list[PlacementRow]]:
     """Give every node a device, and record the reason.
 
     The order of preference: the device that scopes asked for; the device of the node to colocate
@@ -54,11 +54,11 @@ def place(
             placement is off.
     """
     rewriter = Rewriter(graph)
-    log: list[Placed] = []
+    log: list[PlacementRow] = []
     for node in graph.nodes:
         device, reason = choose(node, _placed(rewriter), home, available)
         rewriter.keep(put(node, device))
-        log.append(Placed(node.op, device, reason, node.source))
+        log.append(PlacementRow(node.op, device, reason, node.source))
     return rewriter.finish(), log
 
 
@@ -116,12 +116,12 @@ def _refusal(
     )
 
 
-def report(log: Sequence[Placed], names: Mapping[DeviceName, DeviceName]) -> None:
+def report(log: Sequence[PlacementRow], names: Mapping[DeviceName, DeviceName]) -> None:
     """Log each operation's device with the reason, if placement is logged."""
     if options.current().log_device_placement:
         for row in log:
             device = names.get(row.device, row.device)
-            events.logger.info("placed %s", Placed(row.op, device, row.reason, row.source))
+            events.logger.info("placed %s", PlacementRow(row.op, device, row.reason, row.source))
 
 
 def choose(

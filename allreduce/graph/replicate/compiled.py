@@ -20,12 +20,12 @@ from allreduce.graph.execute.timing import BatchTiming
 from allreduce.graph.partition.partition import partition
 from allreduce.graph.partition.rendezvous import Rendezvous
 from allreduce.graph.passes.validate import check_order
-from allreduce.graph.placement.placement import Placed, place, report
+from allreduce.graph.placement.placement import PlacementRow, place, report
 from allreduce.graph.schedule.dependence import dependents, of_replica
 from allreduce.graph.schedule.plan_buffers import plan_buffers
 from allreduce.graph.schedule.program import Program
 from allreduce.graph.schedule.schedule import schedule
-from allreduce.graph.trace.output_structure import Returned, take_apart
+from allreduce.graph.trace.output_structure import OutputStructure, take_apart
 from allreduce.graph.trace.replica import Replica
 from allreduce.graph.trace.signature import Arguments
 from allreduce.graph.trace.subgraph import joins_rows
@@ -66,10 +66,10 @@ class Compiled:
 
     graph: Graph
     executors: list[Executor]
-    returned: Returned
+    returned: OutputStructure
     updates: list[tuple[UpdateRule, ArenaPlan]]
     agreement: StepDigest | None = None
-    placed: Sequence[Placed] = ()
+    placed: Sequence[PlacementRow] = ()
     fed: BatchTiming | None = None
     compared_variables: Sequence[Variable] = ()
     accumulates: bool = False
@@ -204,7 +204,7 @@ def compile_part(host: LocalReplicas, graph: Graph, rendezvous: Rendezvous) -> E
 
 def _trace(
     host: LocalReplicas, fn: Callable[..., Any], arguments: Arguments
-) -> tuple[Graph, Returned]:
+) -> tuple[Graph, OutputStructure]:
     start_logging()  # of the plan, and its checks
     trace = Trace(host.num_replicas_in_sync)
     with recording(trace):
@@ -216,7 +216,7 @@ def _trace(
     return graph, returned
 
 
-def _placed(host: LocalReplicas, graph: Graph) -> tuple[Graph, list[Placed]]:
+def _placed(host: LocalReplicas, graph: Graph) -> tuple[Graph, list[PlacementRow]]:
     """Give every node a device, by the names that each of the replicas calls its own."""
     places = host.places[0]
     placed, log = place(graph, places.home, list(places.names))

@@ -20,7 +20,7 @@ from allreduce.graph.replicate.compiled import Compiled, compile_alone, compile_
 from allreduce.graph.replicate.program_cache import ProgramCache, Programs
 from allreduce.graph.replicate.replicas import Replicas, T
 from allreduce.graph.trace.calls import canonical
-from allreduce.graph.trace.output_structure import Returned
+from allreduce.graph.trace.output_structure import OutputStructure
 from allreduce.graph.trace.replica import Replica, StepInfo
 from allreduce.graph.trace.signature import Arguments, take_apart
 from allreduce.graph.trace.trace import HOST, check_outside
@@ -164,12 +164,12 @@ class Replicator(Replicas):
         arguments: Arguments,
         eagerly: bool = False,
         alone: bool = False,
-    ) -> tuple[Returned, Sequence[Sequence[Output]], list[StepInfo]]:
+    ) -> tuple[OutputStructure, Sequence[Sequence[Output]], list[StepInfo]]:
         """Run a step; return its results, each replica's values, and its `StepInfo`."""
         eagerly = eagerly or options.current().functions_run_eagerly
         alone = alone and self.num_replicas_in_sync > 1
 
-        def run() -> tuple[Returned, Sequence[Sequence[Output]], list[StepInfo]]:
+        def run() -> tuple[OutputStructure, Sequence[Sequence[Output]], list[StepInfo]]:
             programs = self._programs.of(fn)
             self.rank_digest.batch_digests = arguments.batch_digests
             compiled = None if eagerly else self._compiled(programs, fn, arguments, alone)
@@ -206,7 +206,7 @@ class Replicator(Replicas):
         fn: Callable[..., Any],
         arguments: Arguments,
         step_infos: list[StepInfo],
-    ) -> tuple[Returned, Sequence[Sequence[Output]]]:
+    ) -> tuple[OutputStructure, Sequence[Sequence[Output]]]:
         try:
             return run_eagerly(self, replicas, fn, arguments, step_infos)
         except BaseException as error:

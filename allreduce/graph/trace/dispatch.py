@@ -18,7 +18,7 @@ from allreduce.graph.core.op_table import Attrs, Op, lookup
 from allreduce.graph.core.scope import choose, current_part, surroundings, users_line
 from allreduce.graph.core.spec import Dim, Spec, concrete
 from allreduce.graph.core.tensor import ConcreteTensor, EagerTensor, Tensor, TracedTensor
-from allreduce.graph.placement.placement import Placed, report, requested
+from allreduce.graph.placement.placement import PlacementRow, report, requested
 from allreduce.graph.trace.trace import HOST, current_trace
 
 
@@ -66,7 +66,7 @@ def current_place(op: str, value: np.ndarray) -> DeviceName:
     if node.device is not None:
         available = [device.name for device in logical_devices()]
         device, reason = requested(node, node.device, HOST, available)
-    report([Placed(op, device, reason, node.source)], {})
+    report([PlacementRow(op, device, reason, node.source)], {})
     return device
 
 

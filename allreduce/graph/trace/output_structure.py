@@ -19,7 +19,7 @@ from allreduce.graph.trace.replica import StepInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
+class OutputStructure:
     """The structure of a result.
 
     Attributes:
@@ -58,7 +58,7 @@ class Returned:
             )
 
 
-def take_apart(result: Any) -> tuple[Returned, list[TracedTensor]]:
+def take_apart(result: Any) -> tuple[OutputStructure, list[TracedTensor]]:
     """Separate the tensors of a function's result from its structure.
 
     Raises:
@@ -75,7 +75,8 @@ def take_apart(result: Any) -> tuple[Returned, list[TracedTensor]]:
         return True
 
     structure = pytree.map_leaves(fetch, result)
-    return Returned(structure, tuple(_rows_per_sample(each.spec) for each in outputs)), outputs
+    rows = tuple(_rows_per_sample(each.spec) for each in outputs)
+    return OutputStructure(structure, rows), outputs
 
 
 def _is_plain(leaf: Any) -> bool:

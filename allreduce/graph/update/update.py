@@ -187,7 +187,7 @@ def minimize(
     if not np.issubdtype(loss.dtype, np.floating):
         raise UsageError(f"{users_line()}: the loss is {loss.dtype}; minimize needs a float")
     if weight is None:
-        warn_of_reduced(loss)
+        warn_reduced_loss(loss)
     if loss.ndim == 0:
         count = _weight(trace, weight)
         seed = functions.cast(count, loss.dtype)
@@ -199,7 +199,7 @@ def minimize(
     _aggregate(trace, rule, backward(loss, variables, seed), variables, counts)
 
 
-def warn_of_reduced(loss: Tensor) -> None:
+def warn_reduced_loss(loss: Tensor) -> None:
     """Warn of a loss of several replicas that is reduced over their rows, and not by a mean.
 
     The results of a step with such a loss depend on the number of replicas. Warns once for each

@@ -15,7 +15,7 @@ from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.graph.trace.trace import line_of
-from allreduce.graph.update.update import warn_of_reduced
+from allreduce.graph.update.update import warn_reduced_loss
 from allreduce.nn import activations, losses, metrics
 from allreduce.nn.core.layer import Layer
 from allreduce.nn.metrics.base import refuse_scalar
@@ -76,7 +76,7 @@ class Output:
         if sample_weight is not None:
             value = _weighted(what, value, sample_weight)
         value = per_sample(what, value)
-        warn_of_reduced(value)
+        warn_reduced_loss(value)
         return value
 
     def measure(self, y: Any, prediction: Any, sample_weight: Any) -> dict[str, Tensor]:

@@ -31,7 +31,7 @@ from allreduce.graph.core.tensor import concrete
 from allreduce.graph.passes.prune import prune
 from allreduce.graph.trace import output_structure
 from allreduce.graph.trace.calls import canonical
-from allreduce.graph.trace.output_structure import Returned
+from allreduce.graph.trace.output_structure import OutputStructure
 from allreduce.graph.trace.signature import Arguments, take_apart
 from allreduce.graph.trace.trace import HOST, Trace, check_outside, recording
 from allreduce.graph.trace.variable import Variable
@@ -61,7 +61,7 @@ class _Program:
         parts: Each task's part, with the channel to the task.
     """
 
-    returned: Returned
+    returned: OutputStructure
     handle: str
     parts: list[tuple[pb.PartOf, Channel]]
     rules: list[tuple[UpdateRule, str]]
@@ -403,7 +403,7 @@ class Session(Refusing):
                 return
 
 
-def _trace(fn: Callable[..., Any], arguments: Arguments) -> tuple[Graph, Returned]:
+def _trace(fn: Callable[..., Any], arguments: Arguments) -> tuple[Graph, OutputStructure]:
     trace = Trace(1)
     with recording(trace):
         args, kwargs = arguments.placeholders(trace)

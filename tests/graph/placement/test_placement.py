@@ -20,7 +20,7 @@ from allreduce.graph.core import op_table
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.spec import BATCH
 from allreduce.graph.placement.device_map import DeviceMap
-from allreduce.graph.placement.placement import Placed, place
+from allreduce.graph.placement.placement import PlacementRow, place
 from tests.graph.interpret import trace_of
 
 
@@ -39,7 +39,7 @@ def _where(
     home: DeviceName = CPUS[0],
     available: list[DeviceName] = CLUSTER,
     shape: tuple[Any, ...] = (2,),
-) -> dict[str, Placed]:
+) -> dict[str, PlacementRow]:
     """Place a function of one tensor; gives the last row of the log for each operator."""
     _, log = place(trace_of(fn, shape), home, available)
     return {row.op: row for row in log}

@@ -251,17 +251,17 @@ def _nothing() -> None:
     pass
 
 
-class Driven(Protocol):
+class DrivenTransport(Protocol):
     """A transport with calls to drive."""
 
     def drive(self) -> bool: ...
 
 
-_transports: weakref.WeakSet[Driven] = weakref.WeakSet()
+_transports: weakref.WeakSet[DrivenTransport] = weakref.WeakSet()
 _lock = threading.RLock()  # guards the set: other threads may add to it
 
 
-def register(transport: Driven) -> None:
+def register(transport: DrivenTransport) -> None:
     """Drive a transport for as long as it lives."""
     with _lock:
         _transports.add(transport)

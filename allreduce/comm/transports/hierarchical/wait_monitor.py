@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from allreduce.cluster.host.waiting import Awake
+from allreduce.cluster.host.waiting import AwakeClock
 from allreduce.comm.failures.reporter import wait_text
 from allreduce.comm.transports import native
 from allreduce.comm.transports.hierarchical.control_channel import ControlChannel
@@ -29,7 +29,7 @@ class WaitMonitor:
     ) -> None:
         self._control, self._agreed, self._absent = control, agreed, absent
         self._seconds = seconds
-        self._awake = Awake()
+        self._awake = AwakeClock()
         self._look_at = min(_ANNOUNCE_SECONDS, seconds / 2)
         self._warned = seconds <= native.WARN_SECONDS
         self._announced = False

@@ -17,7 +17,7 @@ from allreduce.events import logger
 entered = threading.RLock()
 
 
-class Driven(Protocol):
+class DrivenTransport(Protocol):
     """The methods of a transport that this module drives."""
 
     @property
@@ -30,15 +30,15 @@ class Driven(Protocol):
 
 
 _rounds = 0  # how often somebody has been in MPI to drive calls
-_open: list[Driven] = []
+_open: list[DrivenTransport] = []
 
 
-def add(transport: Driven) -> None:
+def add(transport: DrivenTransport) -> None:
     """Drive a transport from now on."""
     _open.append(transport)
 
 
-def remove(transport: Driven, unfinished: bool) -> None:
+def remove(transport: DrivenTransport, unfinished: bool) -> None:
     """Stop driving it; keep its arrays for ever if MPI may still touch them.
 
     MPI_Finalize still writes to them, and it runs behind the interpreter, which frees what modules

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 
 from allreduce.cluster import LeaderLeftError
-from allreduce.cluster.host.waiting import Awake
+from allreduce.cluster.host.waiting import AwakeClock
 from allreduce.comm.calls.call import ANY, Call
 from allreduce.comm.failures.reporter import ORDERED, PAIRED, advice
 from allreduce.comm.transports.mpi.status_board import Notice, StatusBoard
@@ -42,7 +42,7 @@ class WaitMonitor:
     seconds: float
     arrived: bool = False  # whether all members are known to have made the call
     last: tuple[int, str] | None = None  # number and text of the last that all are known to have
-    _awake: Awake = field(default_factory=Awake)
+    _awake: AwakeClock = field(default_factory=AwakeClock)
     _looked: float = 0.0
     _announced: bool = False
     _asked: bool = False

@@ -34,7 +34,7 @@ REFUSED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 _BYTES_PER_ENTRY = 512  # of memory per byte of page table: 8 bytes map 4096
 
 
-class Available(NamedTuple):
+class AvailableMemory(NamedTuple):
     """The bytes that this process can still allocate, and the limit that applies."""
 
     nbytes: int
@@ -44,7 +44,7 @@ class Available(NamedTuple):
         return f"{self.nbytes} bytes are left of {self.limit}"
 
 
-def available(root: Path = _ROOT) -> Available:
+def available(root: Path = _ROOT) -> AvailableMemory:
     """Return the tightest limit on this process's memory: the machine's or a control group's.
 
     Args:
@@ -112,17 +112,17 @@ def _create() -> int:
     return os.memfd_create("allreduce", os.MFD_CLOEXEC)
 
 
-def _machine(root: Path) -> Available:
+def _machine(root: Path) -> AvailableMemory:
     """Return the kernel's estimate of memory available without swapping."""
     sizes = dict(line.split(":", 1) for line in _lines(root / "proc/meminfo") if ":" in line)
     total, available = (
         int(sizes[key].split()[0]) * 1024 if key in sizes else 1 << 62
         for key in ("MemTotal", "MemAvailable")
     )
-    return Available(available, f"this machine's {total}")
+    return AvailableMemory(available, f"this machine's {total}")
 
 
-def _groups(root: Path) -> Iterator[Available]:
+def _groups(root: Path) -> Iterator[AvailableMemory]:
     """Yield the memory left in each control group of this process, from its own upwards."""
     for version, top, inside in _hierarchies(root):
         for level in (inside, *inside.parents):
@@ -152,7 +152,7 @@ def _hierarchies(root: Path) -> Iterator[tuple[str, Path, PurePosixPath]]:
         yield version, root / point.lstrip("/"), inside
 
 
-def _left(version: str, group: Path) -> Available | None:
+def _left(version: str, group: Path) -> AvailableMemory | None:
     """Return the memory left in a group; None without a limit, or outside this container."""
     limit_name, usage_name, reclaimable = _VERSIONS[version]
     try:
@@ -164,7 +164,9 @@ def _left(version: str, group: Path) -> Available | None:
         return None
     stat = dict(line.split(" ", 1) for line in _lines(group / "memory.stat"))
     used -= sum(int(stat.get(key, 0)) for key in reclaimable)
-    return Available(max(0, int(limit) - used), f"the {limit} that {group / limit_name} allows")
+    return AvailableMemory(
+        max(0, int(limit) - used), f"the {limit} that {group / limit_name} allows"
+    )
 
 
 def _lines(path: Path) -> list[str]:
