@@ -13,7 +13,8 @@ from tests.strategies.small_models import data, model_in
 
 # The chief kills a worker and both servers, each once, and trains to the end.
 KILLS = """
-import os, signal, sys
+import os, signal, sys, time
+from pathlib import Path
 import allreduce as ar
 from tests.strategies.small_models import data, model_in, pid_of
 
@@ -27,8 +28,13 @@ model = model_in(strategy)
 class Kills(ar.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         victim = {1: "worker:1", 2: "ps:1", 4: "ps:0"}.get(epoch)
-        if strategy.is_chief and victim:
-            os.kill(pid_of(victim), signal.SIGKILL)
+        if not (strategy.is_chief and victim):
+            return
+        deadline = time.monotonic() + 60
+        while len(list(Path(sys.argv[2]).glob("*-part-*"))) < 2:  # both servers write them
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.kill(pid_of(victim), signal.SIGKILL)
 
 
 history = model.fit(*data(), batch_size=24, epochs=8, verbose=0, callbacks=[Kills()])
@@ -55,7 +61,8 @@ def test_training_survives_the_death_of_a_worker_and_of_servers(
     ar.set_seed(3)
     unbroken = model_in(ar.MirroredStrategy())
     expected = unbroken.fit(*data(), batch_size=24, epochs=8, verbose=0).history["loss"]
-    assert losses[0] == pytest.approx(expected, rel=0.1)
+    # Slots are some updates older: at worst those of the first checkpoint.
+    assert losses[0] == pytest.approx(expected, rel=0.25)
 
 
 # A worker stops and another one dies while they compute gradients; the chief trains to the end.
