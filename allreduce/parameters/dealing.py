@@ -307,6 +307,12 @@ class Fit:
 
     # --- restarts ---
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no more rows are dealt out."""
+        with self._changed:
+            return self._stopping or self.epoch >= self.spec.epochs
+
     def learn(self, known: Sequence[tuple[dict[str, Any], Sequence[np.ndarray]]]) -> None:
         """Take over the sums of epochs that a worker knows, as after a restart of this server.
 
@@ -339,6 +345,7 @@ class Fit:
                 "workers": self._workers,
                 "epoch": self.epoch,
                 "phase": self._phase,
+                "stopping": self._stopping,
                 "undone": sorted({*self._queue, *self._dealt}),
                 "names": [{phase: each.names for phase, each in found.items()} for found in sums],
                 "sizes": [
@@ -359,6 +366,7 @@ class Fit:
         made = cls(FitSpec.of_json(fields["spec"]), fields["workers"], aggregation)
         made.epoch = made._answered = fields["epoch"]
         made._begin(fields["phase"])
+        made._stopping = fields["stopping"]
         rest, found = iter(arrays), []
         for names, sizes in zip(fields["names"], fields["sizes"], strict=True):
             found.append(

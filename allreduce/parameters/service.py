@@ -136,8 +136,7 @@ class ParameterService:
     def close(self) -> None:
         """Write what no checkpoint has yet; blocks until it is written."""
         self._stores.close()
-        if self._progress is not None:
-            self._progress[1].wait()
+        self._save_progress(blocks=True)
 
     def is_over(self, fields: Mapping[str, Any]) -> bool:
         """Return whether the job was over before the worker with these fields came."""
@@ -199,13 +198,18 @@ class ParameterService:
         found = checkpoint.read(path) if path.exists() else None
         if found is None:
             return
-        arrays = [found.arrays[name] for name in sorted(found.arrays)]
+        arrays, fits = [found.arrays[name] for name in sorted(found.arrays)], dict[int, Fit]()
         for number, (state, count) in found.described.items():
             own, arrays = arrays[:count], arrays[count:]
-            fit = self._fits[int(number)] = Fit.restored(state, own, self._aggregation)
-            logger.warning("[parameter server] fit goes on in epoch %d, of %s", fit.epoch + 1, path)
+            fits[int(number)] = Fit.restored(state, own, self._aggregation)
+        under_way = [fit for fit in fits.values() if not fit.is_over]
+        if not under_way:  # of a job before, which has ended
+            return
+        self._fits = fits
+        epoch = under_way[0].epoch + 1
+        logger.warning("[parameter server] fit goes on in epoch %d, of %s", epoch, path)
 
-    def _save_progress(self) -> None:
+    def _save_progress(self, *, blocks: bool = False) -> None:
         """Write the progress of all calls of `fit`; the next job does not need it."""
         if self._progress is None or self._all_have_ended():
             return
@@ -220,7 +224,10 @@ class ParameterService:
                 arrays += own
             return Contents({f"{i:06d}": each for i, each in enumerate(arrays)}, described)
 
-        writer.start(path, contents)
+        if blocks:
+            writer.write(path, contents)
+        else:
+            writer.start(path, contents)
 
     def _status(self, _: str, __: Mapping[str, Any], ___: Arrays) -> Reply:
         """Report the workers that live, and the counts of updates."""

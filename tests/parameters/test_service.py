@@ -104,6 +104,17 @@ def test_a_restarted_server_learns_the_epochs_that_workers_know(tmp_path: Path) 
     assert not path.exists()  # for the next job to begin its own
 
 
+def test_the_progress_of_a_job_that_has_ended_is_ignored(tmp_path: Path) -> None:
+    service = ParameterService()
+    enter(service, "a", checkpoint=str(tmp_path))
+    begin(service, "a")
+    train(service, "a", 3)
+    service.close()
+    again = ParameterService()  # for the next job in the same folder
+    enter(again, "a", checkpoint=str(tmp_path))
+    assert begin(again, "a") == {"epoch": 0}
+
+
 def test_another_call_of_fit_is_refused_with_the_argument_that_differs() -> None:
     service = ParameterService()
     enter(service, "a")
