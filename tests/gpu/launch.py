@@ -72,9 +72,10 @@ def environment(devices: int = 2, **more: str) -> Mapping[str, str]:
             microseconds), STANDIN_MEMORY (bytes of a device), STANDIN_PEERS (0: no peer access),
             STANDIN_DRIVER_VERSION, STANDIN_NAME (of GPUs), STANDIN_LOG (1: every call of the driver
             on stderr), STANDIN_NCCL_FULL (1: no shared memory for NCCL), STANDIN_NCCL_VERSION
-            (as ncclGetVersion gives it), STANDIN_NCCL_REFUSES and STANDIN_NCCL_FAILS (the number of
-            a communicator's call, from 0, that fails at once, or in the background) and
-            STANDIN_NCCL_TIMEOUT (seconds until a hang ends the process with status 86).
+            (as ncclGetVersion gives it), STANDIN_NCCL_REFUSES, STANDIN_NCCL_FAILS and
+            STANDIN_NCCL_STALLS (the number of a communicator's call, from 0, that fails at once, or
+            in the background, or never connects the ranks) and STANDIN_NCCL_TIMEOUT (seconds until
+            a hang ends the process with status 86).
     """
     own = {**os.environ, "PATH": f"{PYTHON.parent}:{ROOT / '.venv/bin'}:{os.environ['PATH']}"}
     if not has_driver():

@@ -40,7 +40,7 @@ from allreduce.comm.transports.nccl import library
 
 folder, what = Path(sys.argv[1]), sys.argv[2]
 ar.config.set_strict_collectives(what == "differs, strict")
-comm, gpu = ar.init(timeout=3 if what == "stops" else 30), devices.lookup("GPU:0")
+comm, gpu = ar.init(timeout=3 if what.startswith("stops") else 30), devices.lookup("GPU:0")
 x = gpu.allocate(16).array(np.float32, (4,))
 comm.all_reduce(x)
 pids = comm.all_gather_object(os.getpid())
@@ -55,6 +55,8 @@ def status(handle):  # as if NCCL gave a number that its bindings do not know
     return "" if threading.current_thread() is threading.main_thread() else handle.unknown
 
 def call():
+    if what == "stops, connecting" and comm.rank != 2:
+        os.environ["STANDIN_NCCL_STALLS"] = "1"
     if comm.rank == 2:
         if what.startswith("STANDIN"):
             os.environ[what] = "1"
@@ -65,7 +67,7 @@ def call():
             assert is_watched()  # for other communicators
         if what.startswith("dies"):
             os._exit(3)
-        if what == "stops":
+        if what.startswith("stops"):
             (folder / "2").write_text("stopped")
             os.kill(os.getpid(), signal.SIGSTOP)
         if what.startswith("differs"):
@@ -93,7 +95,7 @@ until = time.monotonic() + 20  # a launcher ends all ranks when the first one ha
 while not all((folder / str(rank)).exists() for rank in range(2 + (not what.startswith("dies")))):
     assert time.monotonic() < until
     time.sleep(0.01)
-if what == "stops":
+if what.startswith("stops"):
     os.kill(pids[2], signal.SIGKILL)
 os._exit(0)
 """
@@ -137,6 +139,18 @@ def test_a_stopped_rank_is_named_on_all(launcher: str, tmp_path: Path) -> None:
     for rank, text in enumerate(fail(tmp_path, launcher, "stops")[:2]):
         assert text.startswith(f"TimeoutError: [nccl] rank {rank}: all_reduce(float32[4]"), text
         assert re.search(rf"rank 2 has not made it \(process \d+ {known}", text), text
+
+
+@SIMULATED
+def test_a_stopped_rank_is_named_where_nccl_still_connects_to_it(tmp_path: Path) -> None:
+    for rank, text in enumerate(fail(tmp_path, "run", "stops, connecting")[:2]):
+        begins = (
+            rf"TimeoutError: \[nccl\] rank {rank}: NCCL did not enqueue a call within 3 s; .* in "
+        )
+        call = (
+            r"all_reduce\(float32\[4\], op='sum'\), rank 2 has not made it \(process \d+ is stopped"
+        )
+        assert re.match(begins + call, text), text
 
 
 @SIMULATED

@@ -173,6 +173,7 @@ int launch(Communicator* communicator, std::vector<Call> calls) {
   const std::uint64_t number = communicator->launches++;
   if (is_asked("STANDIN_NCCL_REFUSES", number))
     return refuse(communicator, kSystemError, "it was told to refuse this call");
+  if (is_asked("STANDIN_NCCL_STALLS", number)) return communicator->state = kInProgress;
   const bool fails = is_asked("STANDIN_NCCL_FAILS", number);
   auto* made = new Launch{communicator, std::move(calls), communicator->sequence};
   // A root's group has more transfers than the others': only collectives count.
