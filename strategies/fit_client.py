@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import TimeoutError
-from allreduce.parameters.dealing import TRAIN, Answer, FitSpec
+from allreduce.parameters.dealing import TRAIN, Answer
+from allreduce.parameters.row_ranges import FitSpec
 from allreduce.server.client.parameter_client import ParameterServer
 from allreduce.training.dealt_fit import Report
 

@@ -34,7 +34,8 @@ from allreduce.graph.replicate.compiled import Compiled
 from allreduce.graph.trace.replica import Replica, StepInfo
 from allreduce.graph.trace.signature import Arguments
 from allreduce.graph.trace.variable import Variable
-from allreduce.parameters.dealing import Answer, FitSpec
+from allreduce.parameters.dealing import Answer
+from allreduce.parameters.row_ranges import FitSpec
 from allreduce.server.client.parameter_client import ParameterServer, connect_all
 from allreduce.training.dealt_fit import Report
 

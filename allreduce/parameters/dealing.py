@@ -11,54 +11,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from allreduce.data import split_rows
 from allreduce.parameters.aggregation import Aggregation
+from allreduce.parameters.row_ranges import FitSpec, RowRange, cut_training, cut_validation
 
 TRAIN, VALIDATE = "train", "validate"
-_PARTS = 32  # of an epoch, for each worker: a dead one repeats little, and asking costs little
-
-
-@dataclass(frozen=True, slots=True)
-class FitSpec:
-    """What `fit` has to do; equal on all workers.
-
-    Attributes:
-        rows: The number of training samples.
-        tests: The number of validation samples.
-        batch_size: Rows of a step; of all shares of an update together if updates are synchronous.
-        test_batch_size: Rows of a step of validation.
-        first: The first epoch.
-        epochs: The one behind the last.
-        steps: The number of batches in an epoch; 0 for one pass over the rows.
-        validated: The epochs after which to validate.
-        micro_batches: The number of batches in an update of one worker.
-        may_stop: Whether callbacks may end the training, so that workers wait for the chief's word.
-    """
-
-    rows: int
-    tests: int
-    batch_size: int
-    test_batch_size: int
-    first: int
-    epochs: int
-    steps: int = 0
-    validated: tuple[int, ...] = ()
-    micro_batches: int = 1
-    may_stop: bool = False
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain data, which `of_json` reads."""
-        return asdict(self)
-
-    @classmethod
-    def of_json(cls, found: dict[str, Any]) -> FitSpec:
-        """Make what `as_json` described."""
-        return cls(**{**found, "validated": tuple(found["validated"])})
 
 
 @dataclass(slots=True)
@@ -123,39 +84,17 @@ class Fit:
     def _begin(self, phase: str) -> None:
         self._phase = phase
         self._sums[phase] = _Sums()
-        self._parts = self._cut(phase) if self.epoch < self.spec.epochs else []
+        self._parts: list[RowRange] = []
+        if self.epoch < self.spec.epochs:
+            shares = 0 if self._aggregation is None else self._aggregation.size
+            self._parts = (
+                cut_validation(self.spec)
+                if phase == VALIDATE
+                else cut_training(self.spec, self.epoch, self._workers, shares)
+            )
         self._queue = deque(range(len(self._parts)))
         self._dealt: dict[int, set[str]] = {}  # the workers that compute each part
         self._left = len(self._parts)
-
-    def _cut(self, phase: str) -> list[tuple[int, int, int]]:
-        """Return the parts of the epoch: the number of the pass, the first row and the end."""
-        spec = self.spec
-        if phase == VALIDATE:
-            return [(0, low, high) for low, high in _blocks(spec.tests, spec.test_batch_size)]
-        batches = list(_blocks(spec.rows, spec.batch_size))
-        numbers = range(len(batches))
-        if spec.steps:
-            done = (self.epoch - spec.first) * spec.steps
-            numbers = range(done, done + spec.steps)
-        found = []
-        for number in numbers:
-            turn, place = divmod(number, len(batches))
-            low, high = batches[place]
-            if self._aggregation is None:
-                found.append((turn, low, high))
-                continue
-            for rows in split_rows(high - low, self._aggregation.size):
-                if rows:
-                    found.append((turn, low, low + rows))
-                low += rows
-        return found if self._aggregation is not None else _joined(found, self._batches_per_part())
-
-    def _batches_per_part(self) -> int:
-        spec = self.spec
-        batches = spec.steps or -(-spec.rows // spec.batch_size)
-        fair = max(1, batches // (_PARTS * self._workers))
-        return -(-fair // spec.micro_batches) * spec.micro_batches
 
     # --- questions ---
 
@@ -380,21 +319,3 @@ class Fit:
         made._left = len(made._queue)
         made.is_restored = True
         return made
-
-
-def _blocks(rows: int, size: int) -> list[tuple[int, int]]:
-    return [(low, min(low + size, rows)) for low in range(0, rows, size)]
-
-
-def _joined(batches: list[tuple[int, int, int]], most: int) -> list[tuple[int, int, int]]:
-    """Join up to `most` neighbouring batches of one pass to a part."""
-    found: list[tuple[int, int, int]] = []
-    joined = 0
-    for turn, low, high in batches:
-        if joined and joined < most and found[-1][0] == turn:
-            found[-1] = turn, found[-1][1], high
-            joined += 1
-        else:
-            found.append((turn, low, high))
-            joined = 1
-    return found

@@ -22,7 +22,8 @@ from allreduce.parameters import checkpoint
 from allreduce.parameters.aggregation import Aggregation
 from allreduce.parameters.checkpoint import Contents, Writer
 from allreduce.parameters.clocks import Clocks
-from allreduce.parameters.dealing import TRAIN, VALIDATE, Fit, FitSpec
+from allreduce.parameters.dealing import TRAIN, VALIDATE, Fit
+from allreduce.parameters.row_ranges import FitSpec
 from allreduce.parameters.stores import WAIT_SECONDS, Arrays, Reply, Stores
 
 

@@ -19,7 +19,8 @@ from allreduce.errors import UnsupportedError, UsageError
 from allreduce.graph.core import pytree
 from allreduce.graph.core.seed import get_seed
 from allreduce.graph.trace.per_replica import PerReplica
-from allreduce.parameters.dealing import TRAIN, VALIDATE, Answer, FitSpec
+from allreduce.parameters.dealing import TRAIN, VALIDATE, Answer
+from allreduce.parameters.row_ranges import FitSpec
 from allreduce.training.arrays import Samples, gives_batches
 from allreduce.training.hooks import Hooks, as_callbacks
 from allreduce.training.inputs import resolve_batch_size, training_data

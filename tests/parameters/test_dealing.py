@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from allreduce.parameters.aggregation import Aggregation
-from allreduce.parameters.dealing import TRAIN, VALIDATE, Answer, Fit, FitSpec
+from allreduce.parameters.dealing import TRAIN, VALIDATE, Answer, Fit
+from allreduce.parameters.row_ranges import FitSpec
 
 KINDS = [["loss", "mean"]]
 SPEC = FitSpec(rows=1000, tests=90, batch_size=32, test_batch_size=40, first=0, epochs=2)

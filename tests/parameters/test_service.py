@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from allreduce.errors import MismatchError
-from allreduce.parameters.dealing import TRAIN, FitSpec
+from allreduce.parameters.dealing import TRAIN
+from allreduce.parameters.row_ranges import FitSpec
 from allreduce.parameters.service import ParameterService, ParameterServices
 
 SPEC = FitSpec(rows=64, tests=0, batch_size=64, test_batch_size=64, first=0, epochs=3)
