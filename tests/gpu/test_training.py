@@ -142,6 +142,41 @@ def test_a_rank_makes_a_context_on_its_own_gpu_only(tmp_path: Path) -> None:
     assert said == ["rank 0: 6, [1, 0]", "rank 1: 6, [0, 1]"], done.stderr[-2000:]
 
 
+DROPPED = """
+import gc
+import numpy as np
+import allreduce as ar
+
+comm, x = ar.init(), np.ones((1, 1 << 16), np.float32)
+
+@ar.function
+def step(x):
+    x = ar.ops.sum(x, axis=0)
+    for _ in range(20):  # the last of them are under way when the step returns
+        x = ar.ops.all_reduce(x) * 0.5
+    return x
+
+def train():
+    found = ar.MultiWorkerMirroredStrategy().run(step, (ar.PerReplica((x,)),))
+    return found if comm.rank == 0 else None
+
+found = train()  # the others drop their strategies
+gc.collect()
+print(comm.rank, None if found is None else set(found.values[0].tolist()))
+comm.barrier()
+"""
+
+
+def test_collectives_end_before_a_dropped_strategy_leaves(tmp_path: Path) -> None:
+    script = tmp_path / "dropped.py"
+    script.write_text(DROPPED)
+    own = {**os.environ, "STANDIN_SEED": "1", "STANDIN_DELAY": "20000"}
+    command = [sys.executable, "-m", "allreduce.run", "-n", "2", str(script)]
+    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=100)
+    said = sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
+    assert said == ["0 {1.0}", "1 None"], done.stderr[-3000:]
+
+
 CHECKED = """
 import numpy as np
 import allreduce as ar

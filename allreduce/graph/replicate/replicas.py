@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -11,9 +12,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from allreduce import settings
 from allreduce.comm import Communicator, total
 from allreduce.comm.core.locks import owned
-from allreduce.devices import logical_devices
+from allreduce.devices import Device, logical_devices, lookup
 from allreduce.devices.names import DeviceName
 from allreduce.errors import (
     AllreduceError,
@@ -130,7 +132,9 @@ class Replicas:
         """Make the replicas' communicators, which are closed when this object is freed."""
         _collect_dropped()
         members = self.replica_communicators()
-        self._closing = weakref.finalize(self, _leave, members)
+        names = dict.fromkeys([*self.devices, *(each for own in self.owned for each in own)])
+        devices, timeout = [lookup(each) for each in names], settings.load().timeout
+        self._closing = weakref.finalize(self, _leave, members, devices, timeout)
         self._closing.atexit = False  # transports then leave without help
         _communicating.add(self)
         return members
@@ -366,7 +370,20 @@ def _collect_dropped() -> None:
         _collect_at = max(_DROPPED, 2 * len(_communicating))  # communicators in use stay
 
 
-def _leave(members: Sequence[Communicator]) -> None:
-    """Close without waiting for calls: the collector runs this also where locks are held."""
-    for member in members:
-        member._close(drain=False)
+def _leave(members: Sequence[Communicator], devices: Sequence[Device], timeout: float) -> None:
+    """Close without waiting for calls: the collector runs this also where locks are held.
+
+    Steps have returned before their collectives on GPUs were finished, which NCCL would abort, on
+    other ranks too: these are awaited, unless a communicator has ended.
+    """
+    until = time.monotonic() + timeout
+
+    def is_over() -> bool:
+        return any(member.dead for member in members) or time.monotonic() > until
+
+    try:
+        for device in devices:
+            device.drain_collectives(is_over)
+    finally:
+        for member in members:
+            member._close(drain=False)
