@@ -44,7 +44,27 @@ class Schedule(ABC):
         return f"{type(self).__name__}({arguments})"
 
 
-class ExponentialDecay(Schedule):
+class _TimeDecay(Schedule):
+    """A rate that falls with the time since the first update, in units of `decay_steps`."""
+
+    def __init__(
+        self,
+        initial_learning_rate: float,
+        decay_steps: float,
+        decay_rate: float,
+        staircase: bool = False,
+    ) -> None:
+        self.initial_learning_rate = _rate("initial_learning_rate", initial_learning_rate)
+        self.decay_steps = _steps("decay_steps", decay_steps)
+        self.decay_rate = _rate("decay_rate", decay_rate)
+        self.staircase = staircase
+
+    def _units(self, step: int) -> float:
+        units = step / self.decay_steps
+        return math.floor(units) if self.staircase else units
+
+
+class ExponentialDecay(_TimeDecay):
     """`initial * decay_rate ** (step / decay_steps)`.
 
     Args:
@@ -54,25 +74,11 @@ class ExponentialDecay(Schedule):
         staircase: Whether the exponent is rounded down, so that the rate falls in steps.
     """
 
-    def __init__(
-        self,
-        initial_learning_rate: float,
-        decay_steps: float,
-        decay_rate: float,
-        staircase: bool = False,
-    ) -> None:
-        self.initial_learning_rate = _rate("initial_learning_rate", initial_learning_rate)
-        self.decay_steps = _steps("decay_steps", decay_steps)
-        self.decay_rate = _rate("decay_rate", decay_rate)
-        self.staircase = staircase
-
     def __call__(self, step: int) -> float:
-        passed = step / self.decay_steps
-        exponent = math.floor(passed) if self.staircase else passed
-        return self.initial_learning_rate * self.decay_rate**exponent
+        return float(self.initial_learning_rate * self.decay_rate ** self._units(step))
 
 
-class InverseTimeDecay(Schedule):
+class InverseTimeDecay(_TimeDecay):
     """`initial / (1 + decay_rate * step / decay_steps)`.
 
     Args:
@@ -82,22 +88,8 @@ class InverseTimeDecay(Schedule):
         staircase: Whether units are counted as whole ones, so that the rate falls in steps.
     """
 
-    def __init__(
-        self,
-        initial_learning_rate: float,
-        decay_steps: float,
-        decay_rate: float,
-        staircase: bool = False,
-    ) -> None:
-        self.initial_learning_rate = _rate("initial_learning_rate", initial_learning_rate)
-        self.decay_steps = _steps("decay_steps", decay_steps)
-        self.decay_rate = _rate("decay_rate", decay_rate)
-        self.staircase = staircase
-
     def __call__(self, step: int) -> float:
-        passed = step / self.decay_steps
-        units = math.floor(passed) if self.staircase else passed
-        return self.initial_learning_rate / (1 + self.decay_rate * units)
+        return self.initial_learning_rate / (1 + self.decay_rate * self._units(step))
 
 
 class PolynomialDecay(Schedule):
