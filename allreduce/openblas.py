@@ -18,12 +18,12 @@ def choice(environ: Mapping[str, str], cpuinfo: Path = _CPUINFO) -> dict[str, st
     """
     if VARIABLE not in environ:
         with suppress(OSError):  # a system without that file
-            if kernels := _faster(_first_processor(cpuinfo)):
+            if kernels := _better_kernels(_first_processor(cpuinfo)):
                 return {VARIABLE: kernels}
     return {}
 
 
-def _faster(processor: dict[str, str]) -> str | None:
+def _better_kernels(processor: dict[str, str]) -> str | None:
     """Return the kernels to use instead of OpenBLAS's choice, if any.
 
     Zen 4 (AMD's family 25 with AVX-512) has 256-bit vector units, but OpenBLAS 0.3.31 selects its

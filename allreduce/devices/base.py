@@ -66,7 +66,7 @@ class Stream(ABC):
             arguments: The caller keeps them alive until then, by `hold` or otherwise.
         """
 
-    def launch_users(self, work: Callable[..., object], *arguments: Any) -> None:
+    def launch_custom(self, work: Callable[..., object], *arguments: Any) -> None:
         """As `launch`, of a user's function, which may use the arrays' own library.
 
         What that library enqueues meanwhile goes to this stream, too.
@@ -85,7 +85,7 @@ class Stream(ABC):
         """
         return True
 
-    def rehearse_users(
+    def rehearse_custom(
         self,
         kernel: Callable[..., object],  # noqa: ARG002
         out: Any,  # noqa: ARG002

@@ -65,7 +65,7 @@ def _exists(pid: int) -> bool:
     return True
 
 
-def debugger_of_dead(pid: int) -> int:
+def debugger_of_ended(pid: int) -> int:
     """Return the debugger that keeps a dead process from being reaped; 0 if none does."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()

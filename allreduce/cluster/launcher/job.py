@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from allreduce import settings
 from allreduce.cluster.host import limits
 from allreduce.cluster.host.address import LOOPBACK
-from allreduce.cluster.host.machine import debugger_of_dead
+from allreduce.cluster.host.machine import debugger_of_ended
 from allreduce.cluster.launcher.children import (
     FILES,
     NO_LEADER,
@@ -351,7 +351,7 @@ class Job:
         """Stop waiting for dead processes that a debugger holds: they end when it continues."""
         living = [child for child in self._children if child.code is None]
         for child in living:
-            debugger = debugger_of_dead(child.pid)
+            debugger = debugger_of_ended(child.pid)
             if debugger:
                 child.code = 128 + signal.SIGKILL
                 self._tell(

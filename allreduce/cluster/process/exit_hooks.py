@@ -83,12 +83,12 @@ class Watch:
         _watches.append(self)
         _install()
 
-    def over(self, world: World) -> World:
+    def watch(self, world: World) -> World:
         """Watch over `world` until it is closed."""
         self._world = dataclasses.replace(world, farewell=self.end)
         # Leaves the job at the end of a program that has closed its communicators, and our hooks.
         self._leave = weakref.finalize(self, world.store.close)
-        self.rest(False)
+        self.note_hooks(removed=False)
         return self._world
 
     def end(self) -> None:
@@ -104,12 +104,12 @@ class Watch:
         if not _watches and not _open:
             _restore()
 
-    def rest(self, rests: bool) -> None:
+    def note_hooks(self, *, removed: bool) -> None:
         """Record whether the hooks are removed; if so, the world leaves at exit by a finalizer."""
         if self._world is None:
             return
-        self._leave.atexit = rests
-        if rests:
+        self._leave.atexit = removed
+        if removed:
             process_ancestry.clear_marker()
         else:
             process_ancestry.set_marker(self._world.rank)
@@ -351,7 +351,7 @@ def _install() -> None:
     atexit.register(_at_exit)
     _hooked = os.getpid()
     for watch in _watches:
-        watch.rest(False)
+        watch.note_hooks(removed=False)
 
 
 def _restore() -> None:
@@ -363,7 +363,7 @@ def _restore() -> None:
     atexit.unregister(_at_exit)
     _hooked = 0
     for watch in _watches:
-        watch.rest(True)
+        watch.note_hooks(removed=True)
 
 
 def _on_exception(

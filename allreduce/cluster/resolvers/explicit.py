@@ -35,7 +35,7 @@ def join_leader(request: Request, source: str, evidence: str, ignored: str) -> W
     meeting_place = f"group leader {request.leader}"
     why = explain(size, source, f"{evidence} ({meeting_place})", ignored)
     world = _meet(request, rank, size, request.leader, why, source)
-    return Watch(world.rank, launched=request.launched).over(world)
+    return Watch(world.rank, launched=request.launched).watch(world)
 
 
 def _checked(request: Request) -> tuple[int, int]:

@@ -135,7 +135,7 @@ def join_through(
             import_module("allreduce.cluster.leader.meeting")
         share = _share(comm, invitation, wait)
         why = explain(size, Mpi.name, evidence, ignored)
-        world = watch.over(_meet(comm, request, share, why, hosted))
+        world = watch.watch(_meet(comm, request, share, why, hosted))
         # When rank 0 continues, the leader in it has answered all ranks: a script that finalises
         # MPI at once would otherwise hold the GIL until all have done so. Polled, because MPI's own
         # wait keeps a core busy that late ranks need.

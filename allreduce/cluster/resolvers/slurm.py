@@ -149,7 +149,7 @@ def _meet(request: Request, found: Step, ignored: str) -> World:
             hosted=hosted,
             patience=patience,
         ).join()
-    return Watch(found.rank).over(world)
+    return Watch(found.rank).watch(world)
 
 
 def _look(request: Request, found: Step, name: str) -> tuple[tuple[str, ...], bytes, float]:

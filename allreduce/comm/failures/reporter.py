@@ -114,7 +114,7 @@ def _read_wait(reason: str) -> tuple[str, str]:
     return seconds, missing
 
 
-class Evidence(Protocol):
+class NativeRecords(Protocol):
     """A native communicator's records of calls and faults; their encoding of a call varies."""
 
     def culprit(self) -> tuple[str, int, int, int, str] | None: ...
@@ -123,7 +123,7 @@ class Evidence(Protocol):
     def last_call(self, member: int) -> tuple[int, Any] | None: ...
 
 
-E = TypeVar("E", bound=Evidence)
+E = TypeVar("E", bound=NativeRecords)
 
 
 class FailureReporter(ABC, Generic[E]):

@@ -80,7 +80,7 @@ class CudaStream(Stream):
                 if outgrown:
                     self.hold(*outgrown)
 
-    def launch_users(self, work: Callable[..., object], *arguments: Any) -> None:
+    def launch_custom(self, work: Callable[..., object], *arguments: Any) -> None:
         self.device.enter()
         with cupy_streams.current(self):
             self.launch(work, *arguments)
@@ -94,7 +94,7 @@ class CudaStream(Stream):
         finally:
             _here.rehearsal = before
 
-    def rehearse_users(
+    def rehearse_custom(
         self,
         kernel: Callable[..., object],
         out: Any,
@@ -104,7 +104,7 @@ class CudaStream(Stream):
         """Call a user's kernel on zeros; an error that is not the GPU's may be due to these."""
         try:
             first, *others = [self.device.zeros_like(each) for each in (out, *inputs)]
-            self.launch_users(kernel, first, others, attrs)
+            self.launch_custom(kernel, first, others, attrs)
             self.synchronize()
         except CudaError:  # no later call works
             raise

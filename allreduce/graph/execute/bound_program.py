@@ -85,7 +85,7 @@ class BoundProgram:
         frame.samples.clear()
         frame.serial = not frame.queues.loaded
         if frame.queues.any:  # memory that the first step finds
-            frame.bring_numbers()
+            frame.upload_step_numbers()
             frame.outputs.allocate()
         self.nbytes: int = frame.nbytes + _INSTRUCTION_BYTES * len(self._parts)
         self.nbytes += sum(each.nbytes for each in self._loops)
@@ -177,7 +177,7 @@ class BoundProgram:
         for name, array in frame.runtime.items():
             array[...] = frame.replica.id if name == "replica" else getattr(info, name)
         if frame.queues.any:
-            frame.bring_numbers()
+            frame.upload_step_numbers()
         # Arrays that are in another place in each step.
         if any(type(feed) is not np.ndarray for feed in feeds):
             feeds = self._placed(feeds)

@@ -138,7 +138,7 @@ class Frame:
                 if given.op == "constant":
                     self.values[place] = self.constant(node, given.attrs["value"])
 
-    def bring_numbers(self) -> None:
+    def upload_step_numbers(self) -> None:
         """Copy the step's numbers to devices that cannot read the host's memory."""
         for (i, name), place in self._brought.items():
             if self.program.given[i].op == "runtime":

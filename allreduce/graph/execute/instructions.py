@@ -87,7 +87,7 @@ def _compute(frame: Frame, node: Node) -> Step:
         values[target] = frame.in_place[target] if in_place else frame.buffer(node)
     if on_device:
         samples = [frame.sample(node, i) for i in inputs]
-        rehearse = frame.queues.rehearse_users if op.users else frame.queues.rehearse
+        rehearse = frame.queues.rehearse_custom if op.users else frame.queues.rehearse
         _rehearse(rehearse, node, kernel, frame.sample(node, target), samples, attrs)
     kernel = frame.queues.on(node, kernel, op.users)
 

@@ -42,7 +42,7 @@ class NativeReplay:
     ) -> None:
         self._frame = frame
         # Views are matched to inputs by address, and inputs may overlap: use distinct memory.
-        apart = {i: _stand_in(x) for i, x in moving.items()}
+        apart = {i: _dummy_like(x) for i, x in moving.items()}
         frame.values.update(apart)
         self._bases = set(moving)
         self._moving = set(moving)  # values in memory that moves
@@ -166,7 +166,7 @@ def is_replayable(fed: Mapping[int, np.ndarray], frame: Frame) -> bool:
     return not any(np.may_share_memory(x, y) for x in fed.values() for y in known)
 
 
-def _stand_in(x: np.ndarray) -> np.ndarray:
+def _dummy_like(x: np.ndarray) -> np.ndarray:
     """Return an array with the same strides and alignment in unused memory."""
     if not x.size:
         return np.empty(x.shape, x.dtype)

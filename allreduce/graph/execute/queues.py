@@ -109,7 +109,7 @@ class Queues:
         if not self.any or (name := stream_of(node)) not in self._streams:
             return work
         stream = self._streams[name]
-        launch = stream.launch_users if users else stream.launch
+        launch = stream.launch_custom if users else stream.launch
         if not self._at_once:
             return partial(launch, work)
 
@@ -125,9 +125,9 @@ class Queues:
         if stream is not None:
             self.loaded &= stream.rehearse(work, *arguments)
 
-    def rehearse_users(self, node: Node, kernel: Callable[..., object], *arguments: Any) -> None:
+    def rehearse_custom(self, node: Node, kernel: Callable[..., object], *arguments: Any) -> None:
         """As `rehearse`, of a user's kernel."""
-        self.loaded &= self._streams[stream_of(node)].rehearse_users(kernel, *arguments)
+        self.loaded &= self._streams[stream_of(node)].rehearse_custom(kernel, *arguments)
 
     def behind(self, node: Node, check: Callable[..., object]) -> Callable[..., object]:
         """Return a host function that first waits for a node's stream."""

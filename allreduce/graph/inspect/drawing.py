@@ -66,7 +66,7 @@ def draw(found: Sections) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{bottom + 54:.0f}" '
         f'viewBox="0 0 {width:.0f} {bottom + 54:.0f}">',
-        f"<style>{_STYLE}</style><defs>{_tip('e', EDGE)}{_tip('m', MOVED)}</defs>",
+        f"<style>{_STYLE}</style><defs>{_arrow_head('e', EDGE)}{_arrow_head('m', MOVED)}</defs>",
         f'<rect width="{width:.0f}" height="{bottom + 54:.0f}" fill="white"/>',
     ]
     for device, (x, wide) in columns.items():
@@ -204,7 +204,7 @@ def _legend(x: float, y: float) -> Iterator[str]:
     yield _text(x + 42, y, "s", "copied to another device")
 
 
-def _tip(name: str, color: str) -> str:
+def _arrow_head(name: str, color: str) -> str:
     return (
         f'<marker id="{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
         f'markerHeight="7" orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="{color}"/></marker>'

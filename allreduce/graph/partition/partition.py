@@ -33,7 +33,7 @@ def partition(graph: Graph) -> Graph:
     """
     whole = _copy_with_host(graph)
     cut = _Cut(_Cut(whole, task_of, True).run(), lambda node: node.device, False).run()
-    return cut if len(cut.nodes) == len(whole.nodes) else _without_idle_looks(cut)
+    return cut if len(cut.nodes) == len(whole.nodes) else _without_unused_views(cut)
 
 
 def partition_tasks(graph: Graph) -> Graph:
@@ -47,7 +47,7 @@ def task_of(node: Node) -> DeviceName:
     return DeviceName(job=node.device.job, replica=node.device.replica, task=node.device.task)
 
 
-def _without_idle_looks(graph: Graph) -> Graph:
+def _without_unused_views(graph: Graph) -> Graph:
     """Remove views that were only repeated, on other devices."""
     read = {*graph.outputs, *graph.effects}
     for node in reversed(graph.nodes):
@@ -90,7 +90,7 @@ class _Cut:
         """Rebuild the graph with transfers."""
         for node in self.graph.nodes:
             inputs = tuple(self._value(node, i) for i in node.inputs)
-            control = tuple(self._mark(node, i) for i in node.control)
+            control = tuple(self._control_edge(node, i) for i in node.control)
             self.rewriter.keep(node, inputs=inputs, control=tuple(dict.fromkeys(control)))
         return self.rewriter.finish()
 
@@ -99,10 +99,10 @@ class _Cut:
         if node.op in ANYWHERE or self.place(node) == self.place(reader):
             return self.rewriter.moved[i]
         if _is_free(node, self.graph):
-            return self._look(node, reader)
+            return self._repeated_view(node, reader)
         return self._transfer(node, reader, (self.rewriter.moved[i],), ())
 
-    def _look(self, node: Node, reader: Node) -> int:
+    def _repeated_view(self, node: Node, reader: Node) -> int:
         """Repeat a view where it is read, so that it has the same strides there.
 
         Sums read memory in the order of strides; a copy with other strides would round differently.
@@ -115,7 +115,7 @@ class _Cut:
             )
         return self.arrived[key]
 
-    def _mark(self, later: Node, i: int) -> int:
+    def _control_edge(self, later: Node, i: int) -> int:
         """Return the transfer that replaces a control edge from another task."""
         node, moved = self.graph.nodes[i], self.rewriter.moved[i]
         if not self.across or task_of(node) == task_of(later) or node.op in ANYWHERE:

@@ -42,12 +42,12 @@ class ProgramCache:
             code = None if method else code_of(fn)
             try:
                 # Dies with the cache, which `weakref.finalize` would keep as long as the function.
-                found.owner = weakref.ref(owner, _forgetting(weakref.ref(self), key, code))
+                found.owner = weakref.ref(owner, _removal_callback(weakref.ref(self), key, code))
             except TypeError:  # tuples, builtins and objects with __slots__ have no weak references
                 found.owner = owner
         return found
 
-    def like(self, fn: Callable[..., Any]) -> Arguments | None:
+    def latest_arguments(self, fn: Callable[..., Any]) -> Arguments | None:
         """Return the latest call's arguments, if other calls can be compared with them."""
         owner, method = _parts(fn)
         found = self._functions.get((id(owner), method))
@@ -69,7 +69,7 @@ class ProgramCache:
                 compiled.release()
 
 
-def _forgetting(
+def _removal_callback(
     cache: weakref.ref[ProgramCache], key: tuple[int, object], code: object
 ) -> Callable[[object], None]:
     """Return the callback for a function's end; it refers to the cache weakly."""

@@ -86,8 +86,8 @@ class Replicator(Replicas):
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Arguments:
         """Flatten a call's arguments and compute their signature."""
-        like = self._programs.like(fn)
-        return take_apart(canonical(fn, args, kwargs), self.local_replicas, like)
+        latest = self._programs.latest_arguments(fn)
+        return take_apart(canonical(fn, args, kwargs), self.local_replicas, latest)
 
     def _together(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None

@@ -32,11 +32,11 @@ def plan_buffers(program: Program) -> Program:
         if taken is None:
             places[node.id] = len(blocks)
             assert node.device is not None, node
-            blocks.append(Block((node.id,), index, uses.over(node), node.device))
+            blocks.append(Block((node.id,), index, uses.last_use(node), node.device))
         else:
             place = places[node.id] = places[taken]
             old = blocks[place]
-            blocks[place] = replace(old, values=(*old.values, node.id), last=uses.over(node))
+            blocks[place] = replace(old, values=(*old.values, node.id), last=uses.last_use(node))
     return replace(program, blocks=tuple(blocks))
 
 
@@ -98,7 +98,7 @@ class _Uses:
             last = self.last.setdefault(self.bases[value], {})
             last[stream] = max(last.get(stream, -1), index)
 
-    def over(self, node: Node) -> int:
+    def last_use(self, node: Node) -> int:
         """Find the last instruction that must not overwrite a value."""
         assert node.device is not None, node
         last = self.last[node.id]

@@ -58,7 +58,7 @@ class Links:
     processes: tuple[Process, ...] = ()
     sockets: dict[int, socket.socket] = field(default_factory=dict)
     # The union of all members' cores; a launcher may bind each rank to its own.
-    cores: int = field(default_factory=lambda: len(own_cores()))
+    cores: int = field(default_factory=lambda: len(allowed_cores()))
     _passed: int = 0  # files so far, including late ones
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ def set_deadline(sock: socket.socket, deadline: float) -> None:
     sock.settimeout(max(0.001, deadline - time.monotonic()))
 
 
-def own_cores() -> list[int]:
+def allowed_cores() -> list[int]:
     """Return the cores that this process or this thread may run on."""
     return sorted(os.sched_getaffinity(os.getpid()) | os.sched_getaffinity(0))
 

@@ -32,7 +32,7 @@ from allreduce.comm.transports.shared.links import (
     Links,
     Process,
     Token,
-    own_cores,
+    allowed_cores,
     receive_with_file,
     set_deadline,
 )
@@ -200,7 +200,7 @@ def _receive_pair(links: Links, sock: socket.socket) -> None:
 def _compare(world: World, key: str, failure: str, deadline: float, short: str = "") -> int:
     """Check on all ranks that all can share memory with rank 0; return the number of cores."""
     remaining = max(0.001, deadline - time.monotonic())
-    mine = [failure, own_cores(), short, _native.LAYOUT]
+    mine = [failure, allowed_cores(), short, _native.LAYOUT]
     answers = world.exchange(f"{key}/reached", json.dumps(mine).encode(), remaining)
     reports = [json.loads(answer) for answer in answers]
     for rank, (_, _, text, _) in enumerate(reports):

@@ -122,24 +122,24 @@ def _extreme(ufunc: np.ufunc) -> Kernel:
     return kernel
 
 
-def _spread(dy: Tensor, x: Tensor, attrs: Attrs) -> Tensor:
+def _restore_axes(dy: Tensor, x: Tensor, attrs: Attrs) -> Tensor:
     """Give a reduced value the rank of `x` back."""
     return reshaped(dy, kept_shape(x.shape, attrs["axes"]))
 
 
 def _sum_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> list[Tensor]:
-    return [_broadcast(cast(_spread(dy, x[0], attrs), x[0].dtype), x[0])]
+    return [_broadcast(cast(_restore_axes(dy, x[0], attrs), x[0].dtype), x[0])]
 
 
 def _mean_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> list[Tensor]:
     count = apply("size", x[0], axes=attrs["axes"], dtype=counting(x[0].dtype))
-    return [_broadcast(cast(_spread(dy, x[0], attrs) / count, x[0].dtype), x[0])]
+    return [_broadcast(cast(_restore_axes(dy, x[0], attrs) / count, x[0].dtype), x[0])]
 
 
 def _extreme_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> list[Tensor]:
-    chosen = cast(x[0] == _spread(y, x[0], attrs), x[0].dtype)
+    chosen = cast(x[0] == _restore_axes(y, x[0], attrs), x[0].dtype)
     shares = apply("sum", chosen, axes=attrs["axes"], keepdims=True)
-    return [chosen * (_spread(dy, x[0], attrs) / shares)]
+    return [chosen * (_restore_axes(dy, x[0], attrs) / shares)]
 
 
 def _broadcast(dy: Tensor, like: Tensor) -> Tensor:
