@@ -18,11 +18,11 @@ from allreduce.devices import COLLECTIVE, on_host, options
 from allreduce.errors import InternalError
 from allreduce.graph.consistency.rank_check import Facts
 from allreduce.graph.core.host_future import Output
-from allreduce.graph.core.inter_op_pool import InterOpPool
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.spec import Spec
 from allreduce.graph.execute.frame import Frame, Step
 from allreduce.graph.execute.instructions import build
+from allreduce.graph.execute.inter_op_pool import InterOpPool
 from allreduce.graph.execute.native_replay import NativeReplay, is_replayable
 from allreduce.graph.execute.reports import end, order, reported, timed
 from allreduce.graph.execute.timing import StepTiming

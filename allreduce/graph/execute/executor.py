@@ -14,8 +14,8 @@ from allreduce.devices import lookup, options
 from allreduce.errors import OutOfMemoryError, UsageError
 from allreduce.graph.consistency.rank_check import Facts
 from allreduce.graph.core.host_future import Output
-from allreduce.graph.core.inter_op_pool import end
 from allreduce.graph.execute.bound_program import BoundProgram
+from allreduce.graph.execute.inter_op_pool import end
 from allreduce.graph.partition.rendezvous import LocalRendezvous, Rendezvous
 from allreduce.graph.schedule.empty_shard import null_program
 from allreduce.graph.schedule.program import Program

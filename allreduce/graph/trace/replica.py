@@ -8,7 +8,6 @@ from typing import Protocol
 from weakref import WeakSet
 
 from allreduce.comm import Communicator
-from allreduce.graph.core.inter_op_pool import Run
 from allreduce.graph.placement.device_map import DeviceMap
 from allreduce.graph.trace.rank_digest import RankDigest
 
@@ -18,6 +17,13 @@ class Releasable(Protocol):
 
     def release_frames(self) -> None:
         """Free the cached memory."""
+
+
+class ThreadedRun(Protocol):
+    """A run of a program in which pool threads may be active."""
+
+    def end(self) -> None:
+        """Wait until none is; repeatable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ class Replica:
     places: DeviceMap
     generation: int = 0
     rank_digest: RankDigest = field(default_factory=RankDigest, repr=False, compare=False)
-    runs: list[Run] = field(default_factory=list, repr=False, compare=False)
+    runs: list[ThreadedRun] = field(default_factory=list, repr=False, compare=False)
     releasable: WeakSet[Releasable] = field(default_factory=WeakSet, repr=False, compare=False)
     guard: threading.Lock | None = field(default=None, repr=False, compare=False)
     updates_remotely: bool = False

@@ -13,8 +13,8 @@ import pytest
 import allreduce as ar
 from allreduce.devices import options
 from allreduce.errors import UsageError
-from allreduce.graph.core import inter_op_pool, op_table
-from allreduce.graph.execute import bound_program
+from allreduce.graph.core import op_table
+from allreduce.graph.execute import bound_program, inter_op_pool
 from tests.graph.eager.eager_cases import NETWORKS, trained
 from tests.harness import run_ranks
 
@@ -121,7 +121,7 @@ def interrupted() -> None:
     import numpy as np
 
     import allreduce as ar
-    from allreduce.graph.core import inter_op_pool
+    from allreduce.graph.execute import inter_op_pool
     from tests.graph.execute.test_inter_op_threads import _meeting
 
     ar.config.threading.set_inter_op_parallelism_threads(3)

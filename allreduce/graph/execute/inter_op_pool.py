@@ -10,6 +10,8 @@ from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
 
+from allreduce.graph.trace.replica import ThreadedRun
+
 Step = Callable[[], None]
 
 
@@ -71,7 +73,7 @@ class InterOpPool:
         after: Sequence[frozenset[int]],
         free: Sequence[bool],
         threads: int,
-        runs: list[Run],
+        runs: list[ThreadedRun],
     ) -> None:
         self.steps, self.free, self.helpers, self._runs = steps, free, threads - 1, runs
         self.missing = [len(before) for before in after]
@@ -91,7 +93,7 @@ class InterOpPool:
             end(self._runs)
 
 
-def end(runs: list[Run]) -> None:
+def end(runs: list[ThreadedRun]) -> None:
     """Wait until no pool thread runs an instruction of one of a replica's runs.
 
     Instructions write memory that the next step uses. A signal's handler may raise during this
