@@ -339,10 +339,7 @@ class Device(ABC):
                 each.synchronize()
 
     def drain_collectives(self, is_over: Callable[[], bool]) -> None:  # noqa: B027
-        """Wait until the collectives that it was given are finished, or `is_over()` is true.
-
-        Takes no lock: the garbage collector may call this where any lock is held.
-        """
+        """Wait for its collectives, as `Inventory.drain_collectives`."""
 
     def order_behind_all(self, stream: Stream) -> None:
         """Have a stream wait for all work that the device's other streams have been given."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from allreduce.devices.base import COLLECTIVE, Buffer, Device, Stream
 from allreduce.devices.budget import Contents
 from allreduce.devices.cuda import arrays, cupy_streams
-from allreduce.devices.cuda.driver import api, call
+from allreduce.devices.cuda.driver import CudaError, api, call
 from allreduce.devices.cuda.kernels import copies, elementwise, optimizers
 from allreduce.devices.cuda.memory import LastUse, PinnedPool, Pool, device_pool
 from allreduce.devices.cuda.streams import CudaEvent, CudaStream, current_stream
@@ -328,10 +328,13 @@ class CudaDevice(Device):
         stream = self._own.get(COLLECTIVE)
         if stream is None or not self.usable:
             return
-        end = self.event()
-        stream.record(end)
-        while not end.done() and not is_over():
-            time.sleep(_LOOK_SECONDS)
+        try:
+            end = self.event()
+            stream.record(end)
+            while not end.done() and not is_over():
+                time.sleep(_LOOK_SECONDS)
+        except CudaError:  # a GPU that has failed finishes nothing, and its next use raises
+            return
 
     def scratch(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
         """Return memory for a kernel's use on the current stream."""

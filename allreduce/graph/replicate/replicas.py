@@ -15,7 +15,7 @@ import numpy as np
 from allreduce import settings
 from allreduce.comm import Communicator, total
 from allreduce.comm.core.locks import owned
-from allreduce.devices import Device, logical_devices, lookup
+from allreduce.devices import drain_collectives, logical_devices
 from allreduce.devices.names import DeviceName
 from allreduce.errors import (
     AllreduceError,
@@ -132,9 +132,7 @@ class Replicas:
         """Make the replicas' communicators, which are closed when this object is freed."""
         _collect_dropped()
         members = self.replica_communicators()
-        names = dict.fromkeys([*self.devices, *(each for own in self.owned for each in own)])
-        devices, timeout = [lookup(each) for each in names], settings.load().timeout
-        self._closing = weakref.finalize(self, _leave, members, devices, timeout)
+        self._closing = weakref.finalize(self, _leave, members, settings.load().timeout)
         self._closing.atexit = False  # transports then leave without help
         _communicating.add(self)
         return members
@@ -370,7 +368,7 @@ def _collect_dropped() -> None:
         _collect_at = max(_DROPPED, 2 * len(_communicating))  # communicators in use stay
 
 
-def _leave(members: Sequence[Communicator], devices: Sequence[Device], timeout: float) -> None:
+def _leave(members: Sequence[Communicator], timeout: float) -> None:
     """Close without waiting for calls: the collector runs this also where locks are held.
 
     Steps have returned before their collectives on GPUs were finished, which NCCL would abort, on
@@ -382,8 +380,7 @@ def _leave(members: Sequence[Communicator], devices: Sequence[Device], timeout: 
         return any(member.dead for member in members) or time.monotonic() > until
 
     try:
-        for device in devices:
-            device.drain_collectives(is_over)
+        drain_collectives(is_over)
     finally:
         for member in members:
             member._close(drain=False)
