@@ -91,11 +91,19 @@ class Aggregation:
             if not self.needed or len(self._done) < self.needed:
                 return False
             self.latest = self.update
-            self.update += 1
-            self.needed = 0
-            self._accepted.clear()
-            self._done.clear()
+            self._go_on()
             return True
+
+    def cancel(self) -> None:
+        """Go on to another update; servers drop the shares that they have of the one under way."""
+        with self._lock:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self.update += 1
+        self.needed = 0
+        self._accepted.clear()
+        self._done.clear()
 
     def lose(self, worker: str) -> None:
         """Note that a worker has died.

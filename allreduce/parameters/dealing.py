@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -157,7 +158,7 @@ class Fit:
             return None
         syncs = self._aggregation if self._phase == TRAIN else None
         if syncs is not None:
-            syncs.begin(self._left)
+            syncs.begin(self._left if syncs.has_backups else self._left_of_batch())
         number = self._choose(worker, syncs)
         if number is None:
             return None
@@ -170,6 +171,18 @@ class Fit:
             if not syncs.has_backups:  # it will certainly be taken
                 syncs.claim(worker, number, syncs.update)
         return Answer(self._phase, fields)
+
+    def _left_of_batch(self) -> int:
+        """Return how many shares the next global batch has left; an update takes one batch's."""
+        if not self._queue:
+            return self._left
+
+        def batch(part: int) -> tuple[int, int]:
+            turn, low, _ = self._parts[part]
+            return turn, low // self.spec.batch_size
+
+        first = batch(self._queue[0])
+        return sum(1 for _ in takewhile(lambda part: batch(part) == first, self._queue))
 
     def _choose(self, worker: str, syncs: Aggregation | None) -> int | None:
         """Return the part that a worker gets; None if it has to wait."""
@@ -273,6 +286,8 @@ class Fit:
             self._answered = max(self._answered, self.epoch)
             self._sums = {}
             self._begin(TRAIN)
+            if self._aggregation is not None:  # shares of the epoch before will not be reported
+                self._aggregation.cancel()
             self._changed.notify_all()
 
     def state(self) -> tuple[dict[str, Any], list[np.ndarray]]:

@@ -132,6 +132,28 @@ def test_synchronous_shares_are_those_of_one_batch() -> None:
     assert [last.fields[n] for n in ("start", "stop", "update", "after")] == [32, 41, 1, 0]
 
 
+def test_a_synchronous_update_takes_the_shares_of_one_batch_only() -> None:
+    changed = {"rows": 26, "batch_size": 24, "steps": 3, "epochs": 1}  # batches of 24, 2 and 24
+    fit = Fit(FitSpec(**{**SPEC.as_json(), **changed}), 1, Aggregation(4, 4))
+    sizes = []
+    while (answer := ask(fit, "a")).what == TRAIN:
+        sizes.append(answer.fields["of"])
+        report(fit, "a", answer)
+    assert sizes == [4] * 4 + [2] * 2 + [4] * 4
+
+
+def test_an_update_under_way_is_cancelled_when_a_worker_knows_a_later_epoch() -> None:
+    fit = Fit(FitSpec(**{**SPEC.as_json(), "rows": 64}), 2, Aggregation(2, 2))
+    for _ in range(2):
+        report(fit, "a", ask(fit, "a"))
+    under_way = ask(fit, "a")
+    fit.learn([({"epoch": 0, TRAIN: KINDS}, [np.asarray(64.0)] * 2)])
+    assert not report(fit, "a", under_way)
+    while (answer := ask(fit, "b", 1)).what == TRAIN:
+        report(fit, "b", answer)
+    assert answer.what == "epoch"
+
+
 def test_backup_workers_are_not_waited_for() -> None:
     syncs = Aggregation(1, 2)
     fit = Fit(FitSpec(**{**SPEC.as_json(), "rows": 64, "epochs": 1}), 2, syncs)
