@@ -87,9 +87,14 @@ def _fill(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
 
 
 def _rows(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
-    """Add a row operator, unless it works along other axes than the last."""
+    """Add a row operator, unless an attribute asks for more than the kernel can do.
+
+    Kernels know their numbers, and work along the last axis. With any other attribute, such as
+    `axis`, the Python kernel runs: it knows what the attribute means.
+    """
     last = (inputs[0].ndim - 1,)
-    if node.attrs.get("axes", last) != last:
+    others = node.attrs.keys() - _ROWS[node.op]
+    if any(name != "axes" or node.attrs[name] != last for name in others):
         return False
     numbers = [node.attrs[name] for name in _ROWS[node.op]]
     return replay.add_rows(node.op, out, list(inputs), numbers)

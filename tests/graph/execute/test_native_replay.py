@@ -13,7 +13,10 @@ import pytest
 
 import allreduce as ar
 from allreduce import events, ops
-from allreduce.graph.execute import bound_program
+from allreduce._native import Replay
+from allreduce.graph.core.node import Node
+from allreduce.graph.core.spec import Spec
+from allreduce.graph.execute import bound_program, native_lowering
 from allreduce.graph.replicate.owner import default_replicator
 
 
@@ -88,6 +91,20 @@ def test_operators_of_rows_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -
         expected = run()
     for one, other in zip(run(), expected, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("attrs", "added"),
+    [({}, True), ({"axes": (1,)}, True), ({"axes": (0,)}, False), ({"axis": 0}, False)],
+)
+def test_row_kernels_are_not_replayed_with_attributes_that_they_do_not_know(
+    attrs: dict[str, Any], added: bool
+) -> None:
+    x = _batches(1)[0][0]
+    out, replay = np.empty_like(x), Replay([x], [])
+    node = Node(0, "softmax", (), attrs, Spec(x.shape, x.dtype))
+    assert native_lowering.add(replay, node, out, [x]) == added
+    assert len(replay) == added
 
 
 def test_it_takes_inputs_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
