@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
 from allreduce import _native
-from allreduce.optim import LARS, SGD, Adam, Lamb
+from allreduce.optim import SGD, Adam
+from allreduce.optim.registry import TABLE, optimizer_class
 
 N = 1003  # no multiple of any vector's width
 DTYPES = ["float32", "float64"]
 LOSS = "softmax_cross_entropy"
+OPTIMIZERS: list[Any] = [optimizer_class(name) for name in TABLE]  # each has a native kernel
 
 
 def _arrays(dtype: str, count: int) -> list[np.ndarray]:
@@ -114,36 +117,55 @@ def levels() -> Iterator[list[int]]:
     _native.use_level(-1)
 
 
-def _every_kernel(dtype: str) -> list[np.ndarray]:
-    a, b, c, d = _arrays(dtype, 4)
-    d = d**2
-    count = np.full(1, 3, dtype)
-    _run_adam([a, b, c, d], slice(None), count)
-    results = [a, c, d]
-    for made in (LARS(0.1, weight_decay=0.3), Lamb(0.01, weight_decay=0.1)):
-        value, slots = b.copy(), [np.zeros_like(b) for _ in made.slots]
-        for step in (1, 2):
-            _native.apply_rule(made.kernel, value, a, slots, count, made.numbers(step))
-        results += [value, *slots]
-    for columns in (17, 59):  # 1003 = 17 * 59
-        logits, rows = b.reshape(-1, columns) * 9, N // columns
-        labels, dy = np.arange(rows) % columns, a[:rows].copy()
-        per_row, per_class = (np.empty(shape, dtype) for shape in (rows, (rows, columns)))
-        _native.run_rows(f"sparse_{LOSS}", per_row, [labels, logits])
-        _native.run_rows(f"sparse_{LOSS}_gradient", per_class, [dy, labels, logits])
-        results += [per_row.copy(), per_class.copy()]
-        _native.run_rows(LOSS, per_row, [logits**2, logits])
-        _native.run_rows(f"{LOSS}_gradient", per_class, [dy, logits**2, logits])
-        results += [per_row, per_class]
-        dropped = np.empty_like(logits)
-        place = [np.array(11), np.array(7)]
-        _native.run_rows("dropout", dropped, [logits, *place], [0.4, 2**63 + 5, 1])
-        shares, normal, slopes = (np.empty_like(logits) for _ in range(3))
-        _native.run_rows("softmax", shares, [logits])
-        _native.run_rows("normalize", normal, [logits], [1e-5])
-        _native.run_rows("normalize_gradient", slopes, [shares, logits, normal], [1e-5])
-        results += [dropped, shares, normal, slopes]
+def _every_rule(dtype: str) -> list[np.ndarray]:
+    """Give what the optimizers' kernels compute in two steps."""
+    value, gradient, _, _ = _arrays(dtype, 4)
+    count, results = np.full(1, 3, dtype), []
+    given = {"momentum": 0.9, "weight_decay": 0.1, "centered": True}
+    for kind in OPTIMIZERS:
+        names = inspect.signature(kind).parameters
+        for some in ({}, {name: each for name, each in given.items() if name in names}):
+            made, updated = kind(0.01, **some), value.copy()
+            slots = [np.full_like(value, 0.1) for _ in made.slots]
+            for step in (1, 2):
+                numbers = made.numbers(step)
+                _native.apply_rule(made.kernel, updated, gradient, slots, count, numbers)
+            results += [updated, *slots]
     return results
+
+
+def _every_row_operator(dtype: str) -> dict[str, list[np.ndarray]]:
+    """Give what each row operator computes, by name, from rows of two lengths."""
+    a, b = _arrays(dtype, 2)
+    results: dict[str, list[np.ndarray]] = {}
+
+    def run(name: str, out: np.ndarray, inputs: Any, numbers: Any = ()) -> np.ndarray:
+        made = np.empty_like(out)
+        assert _native.run_rows(name, made, inputs, list(numbers)) == -1
+        results.setdefault(name, []).append(made)
+        return made
+
+    for columns in (17, 59):  # 1003 = 17 * 59
+        x, rows = b.reshape(-1, columns) * 9, N // columns
+        labels, dy = np.arange(rows) % columns, a[:rows].copy()
+        run(f"sparse_{LOSS}", dy, [labels, x])
+        run(f"sparse_{LOSS}_gradient", x, [dy, labels, x])
+        run(LOSS, dy, [x**2, x])
+        run(f"{LOSS}_gradient", x, [dy, x**2, x])
+        run("dropout", x, [x, np.array(11), np.array(7)], [0.4, 2**63 + 5, 1])
+        run("erf", x, [x])
+        shares = run("softmax", x, [x])
+        normal = run("normalize", x, [x], [1e-5])
+        run("normalize_gradient", x, [shares, x, normal], [1e-5])
+    return results
+
+
+def test_every_row_operator_is_tested() -> None:
+    assert set(_every_row_operator("float32")) == set(_native.row_operators())
+
+
+def _every_kernel(dtype: str) -> list[np.ndarray]:
+    return [*_every_rule(dtype), *chain.from_iterable(_every_row_operator(dtype).values())]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
