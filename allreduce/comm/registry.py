@@ -41,7 +41,7 @@ REGISTRY: dict[str, tuple[str, str]] = {
     "nccl": ("allreduce.comm.transports.nccl.opener", "open_nccl"),
 }
 # Those that carry arrays on devices, beside a transport of the host's.
-_FOR_DEVICES = ("nccl",)
+FOR_DEVICES = ("nccl",)
 
 
 def opener(name: str | None, where: str = "") -> Opener:
@@ -61,7 +61,7 @@ def opener(name: str | None, where: str = "") -> Opener:
     with importing():
         imported = importlib.import_module(module)
     found: Callable[..., Sequence[Transport]] = getattr(imported, function)
-    return cast(Opener, partial(found, control=_by_hosts) if name in _FOR_DEVICES else found)
+    return cast(Opener, partial(found, control=_by_hosts) if name in FOR_DEVICES else found)
 
 
 def check_name(name: str, where: str = "") -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from allreduce import comm, errors
-from allreduce.comm.registry import REGISTRY
+from allreduce.comm.registry import FOR_DEVICES, REGISTRY
 from allreduce.comm.transports.handshake import Credentials
 from tests.harness import ROOT, run_ranks
 
@@ -169,6 +170,13 @@ def test_an_unknown_transport_is_named_with_those_there_are() -> None:
 def test_every_transport_has_a_line_on_the_page_of_collectives(name: str) -> None:
     page = (ROOT / "docs" / "collectives.md").read_text()
     assert page.count(f"\n- **`{name}`**: ") == 1
+
+
+@pytest.mark.parametrize("name", set(REGISTRY) - set(FOR_DEVICES))
+def test_every_transport_of_the_host_passes_the_contract(name: str) -> None:
+    tests = (ROOT / "tests" / "comm" / "transports" / name).glob("test_*.py")
+    contract = re.compile(r"^class Test\w*\(.*\bContract(OfProcesses)?\b", re.MULTILINE)
+    assert any(contract.search(path.read_text()) for path in tests)
 
 
 def _mixed(replicas: tuple[int, ...]) -> None:
