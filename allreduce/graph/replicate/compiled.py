@@ -59,7 +59,7 @@ class Compiled:
             values without an optimizer.
         placed: The device of each operation, with the reason.
         fed: The timing of the latest step's batch, if known.
-        involved: The variables that must be equal on all ranks.
+        compared_variables: The variables that must be equal on all ranks.
         accumulates: Whether it adds its gradients to those of earlier steps.
         finishes: Whether it only applies the gradients of earlier steps.
     """
