@@ -180,7 +180,7 @@ std::ptrdiff_t erf(T* out, const void* const* inputs, std::size_t rows, std::siz
   return -1;
 }
 
-// A new row operator is a kernel in one of the headers and a row here.
+// A new row operator is a kernel, above or if it is long in a header, and a row here.
 template <class T>
 constexpr RowOperator<T> row_operators[] = {
     {"erf", "m", 'm', erf<T>},
