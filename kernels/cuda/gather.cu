@@ -41,12 +41,12 @@ __device__ inline void take_along(T* __restrict__ out, const T* __restrict__ x,
 }
 
 #define TAKE(bytes, T, index, I)                                                                  \
-  KERNEL(256)                                                                                     \
+  KERNEL(256, 2)                                                                                  \
   take_##bytes##_##index(T* out, const T* x, const I* indices, long long before, long long count, \
                          long long size, long long after, int wraps, int* bad) {                  \
     take(out, x, indices, before, count, size, after, wraps, bad);                                \
   }                                                                                               \
-  KERNEL(256)                                                                                     \
+  KERNEL(256, 2)                                                                                  \
   take_along_axis_##bytes##_##index(T* out, const T* x, const I* indices, long long before,       \
                                     long long count, long long size, long long after, int* bad) { \
     take_along(out, x, indices, before, count, size, after, bad);                                 \
@@ -118,24 +118,24 @@ __device__ inline void one_hot(T* __restrict__ out, const I* __restrict__ labels
 }
 
 #define SCATTER(suffix, T, index, I)                                                              \
-  KERNEL(256)                                                                                     \
+  KERNEL(256, 2)                                                                                  \
   scatter_add_##suffix##_##index(T* out, const T* dy, const I* indices, const int* next,          \
                                  const int* is_first, long long before, long long count,          \
                                  long long size, long long after) {                               \
     scatter_add(out, dy, indices, next, is_first, before, count, size, after);                    \
   }                                                                                               \
-  KERNEL(256)                                                                                     \
+  KERNEL(256, 2)                                                                                  \
   add_along_axis_##suffix##_##index(T* out, const T* dy, const I* indices, long long before,      \
                                     long long count, long long size, long long after, int* bad) { \
     add_along(out, dy, indices, before, count, size, after, bad);                                 \
   }
 #define ONE_HOT(suffix, T, index, I)                                                               \
-  KERNEL(256)                                                                                      \
+  KERNEL(256, 2)                                                                                   \
   one_hot_##suffix##_##index(T* out, const I* labels, long long rows, long long depth, int* bad) { \
     one_hot(out, labels, rows, depth, bad);                                                        \
   }
 #define BY_INDEX(index, I)                                                                  \
-  KERNEL(256)                                                                               \
+  KERNEL(256, 2)                                                                            \
   link_##index(int* next, int* is_first, const I* indices, long long count, long long size, \
                int* bad) {                                                                  \
     link(next, is_first, indices, count, size, bad);                                        \
@@ -182,12 +182,12 @@ __device__ inline void order(long long* __restrict__ out, const T* __restrict__ 
   }
 }
 #define SORT(suffix, T)                                                                 \
-  KERNEL(256)                                                                           \
+  KERNEL(256, 2)                                                                        \
   top_k_indices_##suffix(long long* out, const T* x, long long rows, long long columns, \
                          long long count) {                                             \
     top_k(out, x, rows, columns, count);                                                \
   }                                                                                     \
-  KERNEL(256) order_##suffix(long long* out, const T* x, long long n) { order(out, x, n); }
+  KERNEL(256, 2) order_##suffix(long long* out, const T* x, long long n) { order(out, x, n); }
 SORT(f32, float)
 SORT(f64, double)
 SORT(i32, int)
@@ -210,11 +210,11 @@ __device__ inline void among_rows(T* __restrict__ out, const T* __restrict__ x,
     out[i] = i >= first && i < first + own ? x[i - first] : (T)0;
 }
 #define ROWS(bytes, T)                                                                          \
-  KERNEL(256)                                                                                   \
+  KERNEL(256, 2)                                                                                \
   own_rows_##bytes(T* out, const T* x, const long long* start, long long unit, long long n) {   \
     own_rows(out, x, start, unit, n);                                                           \
   }                                                                                             \
-  KERNEL(256)                                                                                   \
+  KERNEL(256, 2)                                                                                \
   among_rows_##bytes(T* out, const T* x, const long long* start, long long unit, long long own, \
                      long long n) {                                                             \
     among_rows(out, x, start, unit, own, n);                                                    \

@@ -93,9 +93,9 @@ __device__ inline void fold(T* __restrict__ out, const T* __restrict__ columns, 
     out[i] = sum;
   }
 }
-#define UNFOLD(bytes, T)                                                  \
-  KERNEL(256) unfold_##bytes(T* out, const T* x, int groups, Windows s) { \
-    unfold(out, x, groups, s);                                            \
+#define UNFOLD(bytes, T)                                                     \
+  KERNEL(256, 2) unfold_##bytes(T* out, const T* x, int groups, Windows s) { \
+    unfold(out, x, groups, s);                                               \
   }
 UNFOLD(2, unsigned short)
 UNFOLD(4, unsigned)
@@ -198,21 +198,24 @@ __device__ inline void average_pool_gradient(T* __restrict__ out, const T* __res
   }
 }
 
-#define POOL(suffix, T)                                                                           \
-  KERNEL(256) fold_##suffix(T* out, const T* columns, int groups, Windows s) {                    \
-    fold(out, columns, groups, s);                                                                \
-  }                                                                                               \
-  KERNEL(256) max_pool2d_##suffix(T* out, const T* x, Windows s) { max_pool(out, x, s); }         \
-  KERNEL(256)                                                                                     \
-  max_pool2d_gradient_##suffix(T* out, const T* dy, const T* x, const T* y, Windows s) {          \
-    max_pool_gradient(out, dy, x, y, s);                                                          \
-  }                                                                                               \
-  KERNEL(256) max_pool2d_chosen_##suffix(T* out, const T* u, const T* x, const T* y, Windows s) { \
-    max_pool_chosen(out, u, x, y, s);                                                             \
-  }                                                                                               \
-  KERNEL(256) average_pool2d_##suffix(T* out, const T* x, Windows s) { average_pool(out, x, s); } \
-  KERNEL(256) average_pool2d_gradient_##suffix(T* out, const T* dy, Windows s) {                  \
-    average_pool_gradient(out, dy, s);                                                            \
+#define POOL(suffix, T)                                                                      \
+  KERNEL(256, 2) fold_##suffix(T* out, const T* columns, int groups, Windows s) {            \
+    fold(out, columns, groups, s);                                                           \
+  }                                                                                          \
+  KERNEL(256, 2) max_pool2d_##suffix(T* out, const T* x, Windows s) { max_pool(out, x, s); } \
+  KERNEL(256, 2)                                                                             \
+  max_pool2d_gradient_##suffix(T* out, const T* dy, const T* x, const T* y, Windows s) {     \
+    max_pool_gradient(out, dy, x, y, s);                                                     \
+  }                                                                                          \
+  KERNEL(256, 2)                                                                             \
+  max_pool2d_chosen_##suffix(T* out, const T* u, const T* x, const T* y, Windows s) {        \
+    max_pool_chosen(out, u, x, y, s);                                                        \
+  }                                                                                          \
+  KERNEL(256, 2) average_pool2d_##suffix(T* out, const T* x, Windows s) {                    \
+    average_pool(out, x, s);                                                                 \
+  }                                                                                          \
+  KERNEL(256, 2) average_pool2d_gradient_##suffix(T* out, const T* dy, Windows s) {          \
+    average_pool_gradient(out, dy, s);                                                       \
   }
 POOL(f32, float)
 POOL(f64, double)

@@ -108,36 +108,36 @@ __device__ inline void loss_gradient(T* __restrict__ out, const T* __restrict__ 
 }
 
 #define SPARSE(suffix, T, label, L)                                                      \
-  KERNEL(128)                                                                            \
+  KERNEL(128, 2)                                                                         \
   sparse_cross_entropy_##suffix##_##label(T* out, const L* labels, const T* logits,      \
                                           long long rows, long long columns, int* bad) { \
     sparse_loss(out, labels, logits, rows, columns, bad);                                \
   }                                                                                      \
-  KERNEL(128)                                                                            \
+  KERNEL(128, 2)                                                                         \
   sparse_cross_entropy_gradient_##suffix##_##label(T* out, const T* dy, const L* labels, \
                                                    const T* logits, long long rows,      \
                                                    long long columns, int* bad) {        \
     sparse_gradient(out, dy, labels, logits, rows, columns, bad);                        \
   }
-#define ROWS(suffix, T)                                                                     \
-  KERNEL(128) softmax_##suffix(T* out, const T* x, long long rows, long long columns) {     \
-    softmax(out, x, rows, columns, false);                                                  \
-  }                                                                                         \
-  KERNEL(128) log_softmax_##suffix(T* out, const T* x, long long rows, long long columns) { \
-    softmax(out, x, rows, columns, true);                                                   \
-  }                                                                                         \
-  KERNEL(128)                                                                               \
-  cross_entropy_##suffix(T* out, const T* targets, const T* logits, long long rows,         \
-                         long long columns) {                                               \
-    loss(out, targets, logits, rows, columns);                                              \
-  }                                                                                         \
-  KERNEL(128)                                                                               \
-  cross_entropy_gradient_##suffix(T* out, const T* dy, const T* targets, const T* logits,   \
-                                  long long rows, long long columns) {                      \
-    loss_gradient(out, dy, targets, logits, rows, columns);                                 \
-  }                                                                                         \
-  SPARSE(suffix, T, i32, int)                                                               \
-  SPARSE(suffix, T, i64, long long)                                                         \
+#define ROWS(suffix, T)                                                                        \
+  KERNEL(128, 2) softmax_##suffix(T* out, const T* x, long long rows, long long columns) {     \
+    softmax(out, x, rows, columns, false);                                                     \
+  }                                                                                            \
+  KERNEL(128, 2) log_softmax_##suffix(T* out, const T* x, long long rows, long long columns) { \
+    softmax(out, x, rows, columns, true);                                                      \
+  }                                                                                            \
+  KERNEL(128, 2)                                                                               \
+  cross_entropy_##suffix(T* out, const T* targets, const T* logits, long long rows,            \
+                         long long columns) {                                                  \
+    loss(out, targets, logits, rows, columns);                                                 \
+  }                                                                                            \
+  KERNEL(128, 2)                                                                               \
+  cross_entropy_gradient_##suffix(T* out, const T* dy, const T* targets, const T* logits,      \
+                                  long long rows, long long columns) {                         \
+    loss_gradient(out, dy, targets, logits, rows, columns);                                    \
+  }                                                                                            \
+  SPARSE(suffix, T, i32, int)                                                                  \
+  SPARSE(suffix, T, i64, long long)                                                            \
   SPARSE(suffix, T, u8, unsigned char)
 ROWS(f32, float)
 ROWS(f64, double)
