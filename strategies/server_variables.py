@@ -18,7 +18,7 @@ from allreduce.server.client.parameter_client import ParameterServer
 
 
 class ServerVariables:
-    """Sends gradients and assigned values to all servers, and reads what they have.
+    """The variables on all servers: sends gradients and assigned values, and reads parameters.
 
     Args:
         servers: All servers.
