@@ -9,8 +9,9 @@
 2. Push and pull of 20 M parameters with Adam, as a share of the bandwidth of memory. Counted on
    paper: the worker's copies of gradients and parameters (2 times read and write), Adam's pass (4
    reads, 3 writes), and the server's copy of the parameters (read and write), 13 words a parameter.
-3. A table of 10 M x 16 on two servers, batches of 4,096 x 26 numbers: rows looked up and updated
-   per second, and bytes per step beside the count on paper.
+3. A table of 10 M x 16 on two servers, batches of 4,096 x 26 numbers, one worker, Adagrad: rows
+   looked up and updated per second, and bytes per step beside the count on paper; with --peers
+   beside TensorFlow's, four steps to a call. The rows of all are compared with NumPy's.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from trainers import TRAINERS
 ROOT = Path(__file__).resolve().parent.parent
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 BATCH, SIZES = 128, (784, 1024, 1024, 10)
+SHAPE, BATCHES = (4096, 26), 4  # of numbers of rows, which repeat
+RATE, ACCUMULATOR = 0.1, 1e-6  # of Adagrad; gradients matter to its sums
 
 
 def launch(cluster: str, *arguments: str) -> dict[str, Any]:
@@ -108,39 +111,52 @@ def push(count: int, steps: int) -> None:
 
 
 def table(rows: int, steps: int) -> None:
-    """Print rows looked up and updated per second, and bytes per step."""
+    """Print rows looked up and updated per second, bytes per step, and the mean of some rows."""
     import allreduce as ar
 
     strategy = ar.ParameterServerStrategy()
     with strategy.scope():
         embedding = ar.nn.Embedding(rows, 16, embeddings_initializer="zeros")
-        optimizer = ar.optim.Adagrad()
-    random = np.random.default_rng(strategy.task_index)
-    batches = [random.integers(0, rows, (4096, 26)) for _ in range(4)]
+        optimizer = ar.optim.Adagrad(RATE, initial_accumulator_value=ACCUMULATOR, epsilon=1e-12)
+    batches = numbers_of(rows)
+
+    @ar.function
+    def look_up(numbers: Any) -> Any:
+        return ar.ops.mean(embedding(numbers))
 
     @ar.function
     def step(numbers: Any) -> Any:
         found = embedding(numbers)
-        optimizer.minimize(ar.ops.mean(found, axis=(1, 2)), [embedding.anchor])
+        optimizer.minimize(ar.ops.sum(found, axis=(1, 2)), [embedding.anchor])
         return ar.ops.mean(found)
 
-    def times(run: Any) -> float:
-        run(batches[0])
+    def seconds(run: Any) -> float:
+        for batch in batches:
+            strategy.run(run, (batch,))
         start = time.perf_counter()
         for number in range(steps):
-            run(batches[number % len(batches)])
+            strategy.run(run, (batches[number % BATCHES],))
         return (time.perf_counter() - start) / steps
 
-    numbers = batches[0].size
-    looked = times(lambda batch: strategy.run(ar.function(embedding), (batch,)))
+    looked = seconds(look_up)
     before = sum(server.nbytes for server in strategy._servers)
-    updated = times(lambda batch: strategy.run(step, (batch,)))
-    moved = (sum(server.nbytes for server in strategy._servers) - before) / (steps + 1)
+    updated = seconds(step)
+    moved = (sum(server.nbytes for server in strategy._servers) - before) / (steps + BATCHES)
+    (mean,) = strategy.run(look_up, (batches[0],)).values
     different = statistics.mean(len(np.unique(each)) for each in batches)
-    if strategy.is_chief:
-        paper = different * (4 + 64) * 2  # numbers and rows, there and back
-        found = {"lookups_per_second": numbers / looked, "updates_per_second": numbers / updated}
-        print(json.dumps({**found, "bytes": moved, "bytes_on_paper": paper}))
+    numbers = batches[0].size
+    found = {"lookups_per_second": numbers / looked, "updates_per_second": numbers / updated}
+    paper = different * (4 + 64) * 2  # numbers and rows, there and back
+    print(json.dumps({**found, "mean": float(mean), "bytes": moved, "bytes_on_paper": paper}))
+
+
+def numbers_of(rows: int) -> list[np.ndarray]:
+    """Return the batches of every contestant."""
+    random = np.random.default_rng(0)
+    return [random.integers(0, rows, SHAPE).astype(np.int32) for _ in range(BATCHES)]
+
+
+# --- the benchmark ---
 
 
 # --- the benchmark ---
@@ -171,48 +187,85 @@ def main() -> None:
             found = launch("ps=1,worker=2", "--worker", "train", update, str(steps))
             print(f"MLP {update}: {found['samples_per_second']:,.0f} samples/s")
         if python is not None:
-            print(f"MLP TensorFlow: {tensorflow(python, steps):,.0f} samples/s")
+            given: dict[str, Any] = {"sizes": SIZES, "batch": BATCH, "steps": steps}
+            found = tensorflow(python, {"ps": 1, "worker": 2}, "train", given)
+            print(f"MLP TensorFlow: {found['samples_per_second']:,.0f} samples/s")
         found = launch("ps=1,worker=1", "--worker", "push", str(count), "10")
         print(
             f"push and pull of {count:,}: {found['seconds'] * 1e3:.1f} ms, "
             f"{found['bytes_per_second'] / 1e9:.1f} GB/s, {found['share']:.0%} of memory's"
         )
-        found = launch("ps=2,worker=1", "--worker", "table", str(rows), str(max(steps // 10, 2)))
-        print(
-            f"table of {rows:,} x 16: {found['lookups_per_second']:,.0f} lookups/s, "
-            f"{found['updates_per_second']:,.0f} lookups with updates/s, "
-            f"{found['bytes'] / found['bytes_on_paper']:.3f} times the bytes on paper"
-        )
+        tables(python, rows, steps // 5)
 
 
-def tensorflow(python: Path, steps: int) -> float:
-    """Run the same training with TensorFlow; returns its samples per second."""
+def tables(python: Path | None, rows: int, steps: int) -> None:
+    """Measure our table, and TensorFlow's if there is its interpreter."""
+    found = launch("ps=2,worker=1", "--worker", "table", str(rows), str(steps))
+    print(
+        f"{rates(rows, found, steps)}, "
+        f"{found['bytes'] / found['bytes_on_paper']:.3f} times the bytes on paper"
+    )
+    if python is not None:
+        given = {"rows": rows, "shape": SHAPE, "batches": BATCHES, "steps": steps}
+        given |= {"rate": RATE, "accumulator": ACCUMULATOR}
+        found = tensorflow(python, {"ps": 2, "worker": 1}, "table", given)
+        print(f"TensorFlow's {rates(rows, found, steps)}")
+
+
+def rates(rows: int, found: dict[str, Any], steps: int) -> str:
+    """Describe the speed of a table, after a comparison of its rows with NumPy's.
+
+    Raises:
+        SystemExit: They differ.
+    """
+    weights, sums = np.zeros(rows), np.full(rows, ACCUMULATOR)  # all columns are equal
+    batches = numbers_of(rows)
+    for number in range(BATCHES + steps):
+        different, counts = np.unique(batches[number % BATCHES], return_counts=True)
+        gradients = counts / SHAPE[0]
+        sums[different] += gradients**2
+        weights[different] -= RATE * gradients / np.sqrt(sums[different])
+    expected = weights[batches[0]].mean()
+    if not np.isclose(found["mean"], expected, rtol=1e-4):
+        raise SystemExit(f"rows are {found['mean']} on average, not {expected}: {found}")
+    return (
+        f"table of {rows:,} x 16: {found['lookups_per_second']:,.0f} lookups/s, "
+        f"{found['updates_per_second']:,.0f} lookups with updates/s"
+    )
+
+
+def tensorflow(
+    python: Path, tasks: dict[str, int], what: str, given: dict[str, Any]
+) -> dict[str, Any]:
+    """Run a part of TensorFlow's peer on a cluster of these tasks and a chief."""
     from allreduce.cluster.launcher.cluster_job import free_ports
 
-    ports = iter(free_ports(4))
-    jobs = {"chief": 1, "ps": 1, "worker": 2}
+    jobs = {**tasks, "chief": 1}
+    ports = iter(free_ports(sum(jobs.values())))
     cluster = {job: [f"127.0.0.1:{next(ports)}" for _ in range(n)] for job, n in jobs.items()}
     program = ROOT / "benchmarks" / "peers" / "tensorflow_parameter_server.py"
-    given = json.dumps([SIZES, BATCH, steps])
     started: list[subprocess.Popen[str]] = []
     try:
-        for job, index in (("ps", 0), ("worker", 0), ("worker", 1), ("chief", 0)):
+        for job, index in ((job, index) for job, n in jobs.items() for index in range(n)):
             task = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
             started.append(
                 subprocess.Popen(
-                    [str(python), str(program), given],
+                    [str(python), str(program), what, json.dumps(given)],
                     stdout=subprocess.PIPE if job == "chief" else subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE if job == "chief" else subprocess.DEVNULL,
                     text=True,
                     env={**os.environ, **THREADS, "TF_CONFIG": task, "TF_CPP_MIN_LOG_LEVEL": "3"},
                 )
             )
-        out, _ = started[-1].communicate(timeout=300)
+        out, err = started[-1].communicate(timeout=300)
     finally:
         for each in started:
             each.kill()
             each.wait()
-    return float(out.rpartition("SAMPLES ")[2].split()[0])
+    if started[-1].returncode:
+        raise SystemExit(f"TensorFlow's chief has failed:\n{err}")
+    found: dict[str, Any] = json.loads(out.rpartition("FOUND ")[2])
+    return found
 
 
 if __name__ == "__main__":
