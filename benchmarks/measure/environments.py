@@ -45,7 +45,7 @@ class Environments:
         python = self.made(name, *_NEEDED, *peer.packages)
         place = self._folder / name
         if _stamp(place, "ours") != self._digest:
-            _say(f"{name}: installing this checkout into {place}")
+            _say(f"{name}: building this checkout for {place}; this may take minutes")
             wheel = self._built()
             _pip(python, "install", str(wheel))  # with its dependencies
             # pip would keep an installed package of the same version.
@@ -62,7 +62,8 @@ class Environments:
         place = self._folder / name
         python = place / "bin" / "python"
         if _stamp(place, "packages") != " ".join(packages):
-            _say(f"{name}: installing {' '.join(packages)} into {place}")
+            what = f"installing {' '.join(packages)} into {place}"
+            _say(f"{name}: {what}, once; this may take minutes and gigabytes")
             _run(sys.executable, "-m", "venv", "--clear", str(place))
             _pip(python, "install", *packages)
             (place / "packages").write_text(" ".join(packages))
