@@ -15,7 +15,6 @@ logical_devices = _here.logical
 set_logical_devices = _here.set_logical
 matching = _here.matching
 lookup = _here.lookup
-drain_collectives = _here.drain_collectives
 identities = _here.identities
 take_share = _here.take_share
 as_array = _here.as_array
@@ -36,7 +35,6 @@ __all__ = [
     "affinity_cores",
     "as_array",
     "blas_threads",
-    "drain_collectives",
     "identities",
     "limit_blas_threads",
     "logical_devices",

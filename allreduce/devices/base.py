@@ -338,9 +338,6 @@ class Device(ABC):
             if each.name != COLLECTIVE:
                 each.synchronize()
 
-    def drain_collectives(self, is_over: Callable[[], bool]) -> None:  # noqa: B027
-        """Wait for its collectives, as `Inventory.drain_collectives`."""
-
     def order_behind_all(self, stream: Stream) -> None:
         """Have a stream wait for all work that the device's other streams have been given."""
         for other in self.streams():

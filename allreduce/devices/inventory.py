@@ -186,14 +186,6 @@ class Inventory:
         device = self.owner(value)
         return value if device is None else device.read(value)
 
-    def drain_collectives(self, is_over: Callable[[], bool]) -> None:
-        """Wait until all devices' collectives are finished, or `is_over()` is true.
-
-        Takes no lock: the garbage collector may call this where any lock is held.
-        """
-        for device in self._logical or ():
-            device.drain_collectives(is_over)
-
     def matching(self, pattern: str | DeviceName) -> list[Device]:
         """List the logical devices that agree with a name; the empty name agrees with all."""
         name = DeviceName.parse(pattern)

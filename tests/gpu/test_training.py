@@ -148,6 +148,9 @@ import numpy as np
 import allreduce as ar
 
 comm, x = ar.init(), np.ones((1, 1 << 16), np.float32)
+if sys.argv[1] == "ends, another communicator is dead":
+    other = comm.split(0)
+    other.abort("a test")
 
 @ar.function
 def step(x):
@@ -168,7 +171,9 @@ if sys.argv[1] == "drops its strategy":
 """
 
 
-@pytest.mark.parametrize("how", ["drops its strategy", "ends"])
+@pytest.mark.parametrize(
+    "how", ["drops its strategy", "ends", "ends, another communicator is dead"]
+)
 def test_collectives_end_before_a_rank_leaves_them(how: str, tmp_path: Path) -> None:
     script = tmp_path / "leaving.py"
     script.write_text(LEAVING)

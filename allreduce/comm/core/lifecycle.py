@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 import weakref
+from collections.abc import Sequence
 
-from allreduce import settings
 from allreduce.cluster import failure
 from allreduce.cluster.process import exit_hooks
-from allreduce.comm.core.transport import Transport
-from allreduce.devices import drain_collectives
+from allreduce.comm.core.transport import DeviceTransport, Transport
 
 # By id. Listing the references is atomic in the interpreter, so other threads may open and free
 # communicators meanwhile; iterating over a WeakSet is not.
@@ -49,22 +47,18 @@ def _abort_all(reason: str) -> None:
 exit_hooks.on_failure(_abort_all)
 
 
-def _drain_devices() -> None:
+def drain_devices(transports: Sequence[Transport]) -> None:
     """Wait for calls on devices: peers may still be in them, and closing would end theirs, too."""
-    until = time.monotonic() + settings.load().timeout
-
-    def is_over() -> bool:
-        return any(each.dead for each in _open_transports()) or time.monotonic() > until
-
-    drain_collectives(is_over)
+    for transport in transports:
+        if isinstance(transport, DeviceTransport):
+            transport.drain()
 
 
 def leave_all() -> None:
     """Close all transports, so that peers see a normal end and not a death."""
     if failure():
         _abort_all(failure())
-    else:
-        _drain_devices()
+    drain_devices(_open_transports())
     for transport in _open_transports():
         transport.close(drain=False)
 

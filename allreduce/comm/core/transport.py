@@ -354,6 +354,9 @@ class DeviceTransport(Protocol):
     def check_carries(self, where: str, call: Call) -> None:
         """Refuse a call whose dtype or operator it does not carry on devices."""
 
+    def drain(self) -> None:
+        """Wait until the calls on devices have ended, or the communicator has failed."""
+
 
 _ALIGNMENT = 64  # bytes: a cache line
 

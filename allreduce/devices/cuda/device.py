@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Callable
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -13,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from allreduce.devices.base import COLLECTIVE, Buffer, Device, Stream
+from allreduce.devices.base import Buffer, Device, Stream
 from allreduce.devices.budget import Contents
 from allreduce.devices.cuda import arrays, cupy_streams
-from allreduce.devices.cuda.driver import CudaError, api, call
+from allreduce.devices.cuda.driver import api, call
 from allreduce.devices.cuda.kernels import copies, elementwise, optimizers
 from allreduce.devices.cuda.memory import LastUse, PinnedPool, Pool, device_pool
 from allreduce.devices.cuda.streams import CudaEvent, CudaStream, current_stream
@@ -36,7 +34,6 @@ _FLAWS = {
     ),
 }
 _NOWHERE = 512  # the address of arrays that no kernel is launched with
-_LOOK_SECONDS = 0.0002  # between looks at collectives that are awaited without a lock
 _COPIES = "host-to-device"  # the stream of copies that the host waits for
 
 
@@ -323,18 +320,6 @@ class CudaDevice(Device):
         found = {kind: int(place) for kind, place in zip(_FLAWS, staged, strict=True) if place}
         kind, place = next(iter(found.items()))
         raise UsageError(_FLAWS[kind].format(place=place - 1, device=self.name.local))
-
-    def drain_collectives(self, is_over: Callable[[], bool]) -> None:
-        stream = self._own.get(COLLECTIVE)
-        if stream is None or not self.usable:
-            return
-        try:
-            end = self.event()
-            stream.record(end)
-            while not end.done() and not is_over():
-                time.sleep(_LOOK_SECONDS)
-        except CudaError:  # a GPU that has failed finishes nothing, and its next use raises
-            return
 
     def scratch(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
         """Return memory for a kernel's use on the current stream."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -12,10 +11,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from allreduce import settings
 from allreduce.comm import Communicator, total
+from allreduce.comm.core import lifecycle
 from allreduce.comm.core.locks import owned
-from allreduce.devices import drain_collectives, logical_devices
+from allreduce.devices import logical_devices
 from allreduce.devices.names import DeviceName
 from allreduce.errors import (
     AllreduceError,
@@ -132,7 +131,7 @@ class Replicas:
         """Make the replicas' communicators, which are closed when this object is freed."""
         _collect_dropped()
         members = self.replica_communicators()
-        self._closing = weakref.finalize(self, _leave, members, settings.load().timeout)
+        self._closing = weakref.finalize(self, _leave, members)
         self._closing.atexit = False  # transports then leave without help
         _communicating.add(self)
         return members
@@ -368,19 +367,13 @@ def _collect_dropped() -> None:
         _collect_at = max(_DROPPED, 2 * len(_communicating))  # communicators in use stay
 
 
-def _leave(members: Sequence[Communicator], timeout: float) -> None:
+def _leave(members: Sequence[Communicator]) -> None:
     """Close without waiting for calls: the collector runs this also where locks are held.
 
-    Steps have returned before their collectives on GPUs were finished, which NCCL would abort, on
-    other ranks too: these are awaited, unless a communicator has ended.
+    Steps have returned before their collectives on GPUs were finished: only these are awaited.
     """
-    until = time.monotonic() + timeout
-
-    def is_over() -> bool:
-        return any(member.dead for member in members) or time.monotonic() > until
-
     try:
-        drain_collectives(is_over)
+        lifecycle.drain_devices([member._dispatch.transport for member in members])
     finally:
         for member in members:
             member._close(drain=False)

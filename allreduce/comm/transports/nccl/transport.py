@@ -233,17 +233,19 @@ class NcclTransport(Transport):
         for member in list(self._members.values()):  # another thread may make one
             member.abort()
 
+    def drain(self) -> None:
+        if not self.dead:
+            self.watch.drain()
+
     def close(self, drain: bool) -> None:
-        members, complete = self._members.values(), drain and not self.dead
-        if complete:
-            for member in members:
-                member.stream.synchronize()
-        if members:
-            self.watch.leave(complete)
+        if drain:
+            self.drain()
+        members = self._members.values()
+        self.watch.leave()
         for member in members:
             if self.watch.settle in member.device.guards:
                 member.device.guards.remove(self.watch.settle)
-        if complete and not self.dead:
+        if drain and not self.dead:
             for member in members:
                 member.close()
         else:
@@ -254,6 +256,7 @@ class NcclTransport(Transport):
 
     def close_inherited(self) -> None:
         self._members = {}  # CUDA does not work in a child made by fork
+        self.watch.closed = True
         if self._plane is not None:
             self._plane.close_inherited()
         self.control.close_inherited()

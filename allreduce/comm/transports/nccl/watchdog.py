@@ -7,6 +7,7 @@ then aborts the communicator, so that streams and waits end, and the program's n
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import threading
@@ -205,13 +206,24 @@ class Watch:
                 self._fail(self._late(what, waited))
         self.check()
 
-    def leave(self, drain: bool) -> None:
-        """Stop watching; with `drain`, first let the members compare the last calls."""
-        if drain and self._comparison is not None:
-            until = time.monotonic() + _COMPARED_SECONDS
-            while self.busy and not self.failed and time.monotonic() < until:
-                self.look()
-                time.sleep(_POLL_SECONDS)
+    def drain(self) -> None:
+        """Wait for the end of the calls under way, and for a while for their comparison.
+
+        A failure, such as a call that does not end in time, ends the wait, too.
+        """
+        self._asked = math.inf  # the collector, which may run this, may have interrupted a question
+        until = time.monotonic() + _COMPARED_SECONDS
+        while self.busy and not (self.failed or self.closed):
+            if self._calls:
+                until = time.monotonic() + _COMPARED_SECONDS
+            elif time.monotonic() > until:
+                return
+            for each in _watches() if _ending else [self]:  # the thread looks no more
+                each.look()
+            time.sleep(_POLL_SECONDS)
+
+    def leave(self) -> None:
+        """Stop watching."""
         with self._lock:
             self.closed = True
         _forget(self)
@@ -266,9 +278,12 @@ class Watch:
             raise build_error(self._where, Finding("lost", text)) from None
 
     def _drop_ended(self) -> None:
-        while self._calls and self._calls[0].event.done():
-            call = self._calls.popleft()
-            call.ended, self._ended, self._warned = True, call.number, False
+        for call in list(self._calls):
+            if not call.event.done():
+                return
+            if not call.ended:  # the collector may have drained a dropped member meanwhile
+                self._calls.popleft()
+                call.ended, self._ended, self._warned = True, call.number, False
 
     def _compare(self) -> None:
         if self._comparison is None:
@@ -319,6 +334,7 @@ _guard = threading.RLock()
 _thread: threading.Thread | None = None
 _new = threading.Event()  # ends an idle thread's sleep
 _idle = False
+_ending = False  # whether the interpreter is about to end
 
 
 def add(watch: Watch) -> None:
@@ -358,7 +374,7 @@ def _look(watches: Sequence[Watch]) -> bool:
 
 def _run() -> None:
     global _idle, _thread
-    while True:
+    while not _ending:
         busy = _look(_watches())
         if busy:
             time.sleep(_TICK_SECONDS)
@@ -375,17 +391,18 @@ def _run() -> None:
 
 def _end() -> None:
     """End the thread before the interpreter ends: it may be in native code."""
-    thread = _thread
-    _watched.clear()
+    global _ending
+    thread, _ending = _thread, True
     _new.set()
     if thread is not None:
         thread.join(_END_SECONDS)
 
 
 def _after_fork() -> None:
-    global _guard, _thread, _new, _idle
+    global _guard, _thread, _new, _idle, _ending
     _watched.clear()
-    _guard, _thread, _new, _idle = threading.RLock(), None, threading.Event(), False
+    _guard, _thread, _new = threading.RLock(), None, threading.Event()
+    _idle = _ending = False
 
 
 exit_hooks.before_exit(_end)
