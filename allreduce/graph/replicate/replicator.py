@@ -19,7 +19,6 @@ from allreduce.graph.eager.eager import run_eagerly
 from allreduce.graph.replicate.compiled import Compiled, compile_alone, compile_step
 from allreduce.graph.replicate.program_cache import ProgramCache, Programs
 from allreduce.graph.replicate.replicas import Replicas, T
-from allreduce.graph.trace.calls import canonical
 from allreduce.graph.trace.output_structure import OutputStructure
 from allreduce.graph.trace.replica import Replica, StepInfo
 from allreduce.graph.trace.signature import Arguments, take_apart
@@ -87,7 +86,7 @@ class Replicator(Replicas):
     ) -> Arguments:
         """Flatten a call's arguments and compute their signature."""
         latest = self._programs.latest_arguments(fn)
-        return take_apart(canonical(fn, args, kwargs), self.local_replicas, latest)
+        return take_apart((tuple(args), kwargs), self.local_replicas, latest)
 
     def _together(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None

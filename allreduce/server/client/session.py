@@ -30,7 +30,6 @@ from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.tensor import concrete
 from allreduce.graph.passes.prune import prune
 from allreduce.graph.trace import output_structure
-from allreduce.graph.trace.calls import canonical
 from allreduce.graph.trace.output_structure import OutputStructure
 from allreduce.graph.trace.signature import Arguments, take_apart
 from allreduce.graph.trace.trace import HOST, Trace, check_outside, recording
@@ -172,7 +171,7 @@ class Session(Refusing):
             function = self._functions.get(plain)
             if function is None:
                 function = self._functions[plain] = _Function()
-            call = canonical(plain, args, dict(kwargs or {}))
+            call = tuple(args), dict(kwargs or {})
             arguments = take_apart(call, 1, function.like)
             if function.like is None or function.like.key is not arguments.key:
                 function.like = arguments.without_values()
