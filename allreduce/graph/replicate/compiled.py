@@ -19,7 +19,6 @@ from allreduce.graph.execute.executor import Executor
 from allreduce.graph.execute.timing import BatchTiming
 from allreduce.graph.partition.partition import partition
 from allreduce.graph.partition.rendezvous import Rendezvous
-from allreduce.graph.passes.validate import check_order
 from allreduce.graph.placement.placement import PlacementRow, place, report
 from allreduce.graph.schedule.dependence import dependents, of_replica
 from allreduce.graph.schedule.plan_buffers import plan_buffers
@@ -211,7 +210,6 @@ def _trace(
         args, kwargs = arguments.placeholders(trace)
         returned, outputs = take_apart(fn(*args, **kwargs))
     graph = trace.finish(outputs)
-    check_order(graph)
     check_owner(host, _variables(passes.prune(graph)))
     return graph, returned
 

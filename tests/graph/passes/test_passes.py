@@ -10,7 +10,7 @@ import pytest
 
 from allreduce.devices import DeviceName, options
 from allreduce.errors import DeviceError
-from allreduce.graph import Variable, device, minimize, ops
+from allreduce.graph import Variable, device, function, minimize, ops
 from allreduce.graph.core.node import Graph, Node
 from allreduce.graph.core.spec import BATCH, Spec
 from allreduce.graph.core.tensor import Tensor
@@ -276,3 +276,16 @@ def test_soft_placement_falls_back_and_says_so(caplog: pytest.LogCaptureFixture)
     assert placed.nodes[-1].device == CPUS[0]
     assert "soft placement" in log[-1].reason
     assert "does not exist here" in caplog.text
+
+
+def test_two_variables_are_swapped() -> None:
+    a, b = (Variable(np.float32(value), name=name) for name, value in (("a", 1), ("b", 2)))
+
+    @function
+    def swap() -> None:
+        before_a, before_b = a * 1.0, b.__tensor__()
+        a.assign(before_b)
+        b.assign(before_a)
+
+    swap()
+    assert (float(a.numpy()), float(b.numpy())) == (2, 1)
