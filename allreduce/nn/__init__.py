@@ -8,8 +8,8 @@ from allreduce.nn import activations as activations
 from allreduce.nn import initializers as initializers
 from allreduce.nn import losses as losses
 from allreduce.nn import metrics as metrics
-from allreduce.nn.activations import Activation as Activation
 from allreduce.nn.core.layer import Layer as Layer
+from allreduce.nn.layers.activation import Activation as Activation
 from allreduce.nn.layers.attention import MultiHeadAttention as MultiHeadAttention
 from allreduce.nn.layers.conv2d import Conv2D as Conv2D
 from allreduce.nn.layers.dense import Dense as Dense

@@ -1,4 +1,4 @@
-"""Activation functions by name, and the layer that applies one."""
+"""Activation functions by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from allreduce.errors import UsageError, unknown_name
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.dispatch import as_tensor
-from allreduce.nn.core.layer import Layer
 
 Function = Callable[[Any], Tensor]
 
@@ -61,30 +60,3 @@ def name_of(function: Function) -> str:
         "it cannot be saved; put it into a Layer subclass and pass that to load_model as a custom "
         "object"
     )
-
-
-class Activation(Layer):
-    """Apply an activation function to every element (softmax: along the last axis).
-
-    Args:
-        activation: A name or a function.
-        name: What summaries and errors call it.
-        dtype: The dtype it computes in.
-    """
-
-    def __init__(
-        self,
-        activation: Any,
-        *,
-        name: str | None = None,
-        dtype: str | None = None,
-        trainable: bool = True,
-    ) -> None:
-        super().__init__(name=name, dtype=dtype, trainable=trainable)
-        self.activation = get(activation)
-
-    def call(self, inputs: Tensor) -> Tensor:
-        return self.activation(inputs)
-
-    def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {"activation": name_of(self.activation)}

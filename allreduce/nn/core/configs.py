@@ -9,6 +9,7 @@ from typing import Any
 
 from allreduce.errors import UsageError
 from allreduce.keywords import NAMED
+from allreduce.nn import activations
 
 # The options of every layer, and their types.
 OPTIONS: Mapping[str, type] = {"name": str, "dtype": str, "trainable": bool}
@@ -37,8 +38,7 @@ def check(layer: Any, config: Any) -> None:
         json.dumps(config)
     except (TypeError, ValueError) as error:
         raise _refusal(layer, f"its config is no plain data ({error})") from None
-    own = not _definer(kind, "from_config").__module__.startswith("allreduce.nn.")
-    if own or getattr(kind, "builds_itself", False):
+    if not _is_ours(_definer(kind, "from_config")) or getattr(kind, "builds_itself", False):
         return  # it may use the config as it likes
     signature = inspect.signature(kind)
     if not issubclass(_definer(kind, "get_config"), _definer(kind, "__init__")):
@@ -57,10 +57,25 @@ def _required_arguments(kind: type, signature: inspect.Signature) -> list[str]:
     """List the arguments that a config must contain: "*factors" for unnamed ones."""
     parameters = signature.parameters.values()
     names = [each.name for each in parameters if each.kind in NAMED]
-    if _definer(kind, "get_config").__base__ is object:  # Layer's
-        # No class in between takes positional arguments, which its own get_config would return.
+    if _is_ours(_definer(kind, "get_config")) and not arguments(kind):  # else it hands them on
         names += [f"*{each.name}" for each in parameters if each.kind is each.VAR_POSITIONAL]
     return names
+
+
+def arguments(kind: type) -> list[str]:
+    """List what the constructor of a class, or else of its base in this library, takes of its own.
+
+    The options of all layers are left out.
+    """
+    library = next(each for each in kind.__mro__ if _is_ours(each))
+    return [name for name in inspect.signature(library).parameters if name not in OPTIONS]
+
+
+def plain(value: Any) -> Any:
+    """Return an argument as plain data: an activation by its name, a tuple as a list."""
+    if isinstance(value, tuple):
+        return list(value)
+    return activations.name_of(value) if callable(value) else value
 
 
 def given_to(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,7 +83,7 @@ def given_to(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:
 
     A class with its own `from_config` gets only its config.
     """
-    if not _definer(kind, "from_config").__module__.startswith("allreduce.nn."):
+    if not _is_ours(_definer(kind, "from_config")):
         return {}
     taken = inspect.signature(kind).parameters
     every = any(each.kind is each.VAR_KEYWORD for each in taken.values())
@@ -77,6 +92,10 @@ def given_to(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _definer(kind: type, name: str) -> type:
     return next(each for each in kind.__mro__ if name in vars(each))
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.startswith("allreduce.nn.")
 
 
 def _refusal(layer: Any, why: str) -> UsageError:

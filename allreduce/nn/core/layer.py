@@ -21,7 +21,7 @@ from allreduce.graph.placement.placement import check_exists
 from allreduce.graph.replicate.owner import current_replicator, scope_of
 from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.graph.trace.variable import Variable
-from allreduce.keywords import refuse_of_class
+from allreduce.keywords import Refusing
 from allreduce.nn import initializers
 from allreduce.nn.core import calls, configs, keras_names, symbols
 
@@ -30,19 +30,7 @@ from allreduce.nn.core import calls, configs, keras_names, symbols
 _takers: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 
 
-class _OfClass:
-    """An attribute of a class that its instances do not have."""
-
-    def __init__(self, value: object) -> None:
-        self._value = value
-
-    def __get__(self, instance: object, owner: type) -> object:
-        if instance is not None:  # a layer's signature is that of its call
-            raise AttributeError(owner.__name__)
-        return self._value
-
-
-class Layer:
+class Layer(Refusing):
     """A function with variables.
 
     A subclass makes its variables in `build` (or takes other layers as attributes in `__init__`)
@@ -61,16 +49,7 @@ class Layer:
     # other layers.
     holds_layers: ClassVar[bool] = False
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        # Else it would be that of `__new__`, in help and where configs are checked.
-        initializer = inspect.signature(cls.__init__)
-        parameters = list(initializer.parameters.values())[1:]
-        cls.__signature__ = _OfClass(initializer.replace(parameters=parameters))  # type: ignore[attr-defined]
-
-    def __new__(cls, *_: Any, **named: Any) -> Any:
-        refuse_of_class(cls, named, keras_names.OF_LAYERS)
-        return super().__new__(cls)
+    _elsewhere = keras_names.OF_LAYERS
 
     def __init__(
         self, *, name: str | None = None, dtype: str | None = None, trainable: bool = True
@@ -262,13 +241,14 @@ class Layer:
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, as plain data that JSON can hold.
 
-        A subclass whose constructor takes more than these adds its own.
+        A subclass whose constructor takes more than the library's class adds its own.
         """
         config = {key: getattr(self, key) for key in configs.OPTIONS}
         taken = inspect.signature(type(self)).parameters
-        if any(each.kind is each.VAR_KEYWORD for each in taken.values()):
-            return config
-        return {key: value for key, value in config.items() if key in taken}
+        if all(each.kind is not each.VAR_KEYWORD for each in taken.values()):
+            config = {key: value for key, value in config.items() if key in taken}
+        own = [] if self.holds_layers else configs.arguments(type(self))
+        return config | {name: configs.plain(getattr(self, name)) for name in own}
 
     def describe(self) -> dict[str, Any]:
         """Return the class's name and the config as plain data, as files contain them.

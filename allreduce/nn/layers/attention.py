@@ -127,13 +127,3 @@ class MultiHeadAttention(Layer):
         assert isinstance(each, int)
         shape = (*x.shape[:2], self.num_heads, each // self.num_heads)
         return ops.transpose(ops.reshape(x, shape), (0, 2, 1, 3))
-
-    def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {
-            "num_heads": self.num_heads,
-            "key_dim": self.key_dim,
-            "value_dim": self.value_dim,
-            "dropout": self.dropout,
-            "use_bias": self.use_bias,
-            "causal": self.causal,
-        }

@@ -96,17 +96,3 @@ class Conv2D(Layer):
         if self.use_bias:
             outputs = ops.add(outputs, self.bias)
         return self.activation(outputs)
-
-    def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {
-            "filters": self.filters,
-            "kernel_size": list(self.kernel_size),
-            "strides": list(self.strides),
-            "padding": self.padding,
-            "dilation_rate": list(self.dilation_rate),
-            "groups": self.groups,
-            "activation": activations.name_of(self.activation),
-            "use_bias": self.use_bias,
-            "kernel_initializer": self.kernel_initializer,
-            "bias_initializer": self.bias_initializer,
-        }

@@ -71,12 +71,3 @@ class Dense(Layer):
         if self.use_bias:
             outputs = ops.add(outputs, self.bias)
         return self.activation(outputs)
-
-    def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {
-            "units": self.units,
-            "activation": activations.name_of(self.activation),
-            "use_bias": self.use_bias,
-            "kernel_initializer": self.kernel_initializer,
-            "bias_initializer": self.bias_initializer,
-        }

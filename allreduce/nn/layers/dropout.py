@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.nn.core.checks import between
@@ -35,6 +33,3 @@ class Dropout(Layer):
 
     def call(self, inputs: Tensor, training: bool = False) -> Tensor:
         return ops.dropout(inputs, self.rate) if training else inputs
-
-    def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {"rate": self.rate}

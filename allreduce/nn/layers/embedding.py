@@ -80,10 +80,3 @@ class Embedding(Layer):
         if self.table is not None:
             return lookup_rows(self.table, self.anchor, inputs)
         return ops.embedding(self.embeddings, inputs)
-
-    def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {
-            "input_dim": self.input_dim,
-            "output_dim": self.output_dim,
-            "embeddings_initializer": self.embeddings_initializer,
-        }

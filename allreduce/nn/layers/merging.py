@@ -54,9 +54,6 @@ class Concatenate(Layer):
         except ShapeError as error:
             raise ShapeError(f"layer {self.path or self.name!r}: {error}") from None
 
-    def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {"axis": self.axis}
-
 
 def _several(layer: Layer, inputs: Any) -> list[Tensor]:
     if not isinstance(inputs, list | tuple) or len(inputs) < 2:

@@ -55,10 +55,6 @@ class _Normalization(Layer):
             x = ops.multiply(x, self.gamma)
         return ops.add(x, self.beta) if self.center else x
 
-    def get_config(self) -> dict[str, Any]:
-        mine = {"epsilon": self.epsilon, "center": self.center, "scale": self.scale}
-        return super().get_config() | mine
-
 
 class LayerNorm(_Normalization):
     """Normalize the features of each sample, then scale and shift them.
@@ -164,10 +160,6 @@ class BatchNorm(_Normalization):
         for moving, now in ((self.moving_mean, mean), (self.moving_variance, variance)):
             average = moving * self.momentum + now * (1 - self.momentum)
             moving.assign(ops.where(count > 0, average, moving))
-
-    def get_config(self) -> dict[str, Any]:
-        mine = {"momentum": self.momentum, "synchronized": self.synchronized}
-        return super().get_config() | mine
 
 
 def _own_moments(x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
@@ -47,13 +47,6 @@ class _Pooling(Layer):
         images = ops.cast(inputs, self.dtype)
         return type(self).operator(images, self.pool_size, self.strides, self.padding)
 
-    def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {
-            "pool_size": list(self.pool_size),
-            "strides": list(self.strides),
-            "padding": self.padding,
-        }
-
 
 class MaxPool2D(_Pooling):
     __doc__ = f"Take the largest of each window.\n\n    {_Pooling.__doc__}"
@@ -87,6 +80,3 @@ class GlobalAveragePooling2D(Layer):
 
     def call(self, inputs: Tensor) -> Tensor:
         return ops.global_average_pool2d(ops.cast(inputs, self.dtype), self.keepdims)
-
-    def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {"keepdims": self.keepdims}

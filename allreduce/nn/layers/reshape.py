@@ -51,6 +51,3 @@ class Reshape(Layer):
             )
         found = [total // known if size == -1 else size for size in sizes]
         return ops.reshape(inputs, (inputs.shape[0], *found))
-
-    def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {"target_shape": list(self.target_shape)}

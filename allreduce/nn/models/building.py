@@ -28,6 +28,8 @@ class Built(Layer):
         predict_step: Computes outputs; one function for the model's life, so it is traced once.
     """
 
+    # The class that Model(inputs, outputs) makes; set by its module, and of Model alone.
+    functional: ClassVar[type[Built] | None] = None
     _asked_for: ClassVar[Callable[..., None] | None] = None  # the subclass's own `build`
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -42,6 +44,11 @@ class Built(Layer):
                 made(self, input_shape, *others, **named)
 
             cls.build = cls._asked_for = build  # type: ignore[method-assign]
+
+    # Not where `__init__` of models is: `inspect.signature` would find this one.
+    def __new__(cls, *given: Any, **named: Any) -> Any:
+        makes = vars(cls).get("functional") if given or "inputs" in named else None
+        return super().__new__(makes or cls, *given, **named)
 
     def __init__(
         self, *, name: str | None = None, dtype: str | None = None, trainable: bool = True

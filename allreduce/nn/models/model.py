@@ -41,12 +41,7 @@ class Model(Built):
         trainable: Whether optimizers change its variables.
     """
 
-    functional: ClassVar[type[Model]]  # makes Model(inputs, outputs); set by its module
     builds_itself: ClassVar[bool] = False  # whether its constructor makes the variables
-
-    def __new__(cls, *given: Any, **named: Any) -> Any:
-        is_functional = cls is Model and (given or "inputs" in named)
-        return super().__new__(Model.functional if is_functional else cls, *given, **named)
 
     def __init__(
         self, *, name: str | None = None, dtype: str | None = None, trainable: bool = True
