@@ -9,7 +9,6 @@ from math import prod
 from typing import Protocol
 
 from allreduce.errors import UsageError
-from allreduce.graph.core.scope import users_line
 
 
 class CalledLayer(Protocol):
@@ -73,35 +72,4 @@ def check_size(path: str, shape: Sequence[int]) -> None:
         raise UsageError(
             f"variable {path!r} is described with shape {tuple(shape)}, which is larger than every "
             "tensor in the file"
-        )
-
-
-def check_made(layer: object) -> None:
-    """Refuse a layer whose constructor did not call `super().__init__()`."""
-    if not _is_made(layer):
-        raise UsageError(f"{_not_constructed(layer)} first")
-
-
-def check_attributes(layer: object, name: str) -> None:
-    """Return why such a layer lacks an attribute."""
-    if not _is_made(layer):
-        raise AttributeError(
-            f"{_not_constructed(layer)} before self.{name} is asked for", name="", obj=layer
-        )
-
-
-def _is_made(layer: object) -> bool:
-    return "replicator" in vars(layer)
-
-
-def _not_constructed(layer: object) -> str:
-    return f"{type(layer).__name__}.__init__ has to call super().__init__()"
-
-
-def check_given(path: str | None, kind: type, outputs: object) -> None:
-    """Refuse a layer's outputs that are none."""
-    if outputs is None:
-        raise UsageError(
-            f"{users_line()}: layer {path!r} gave None; return the outputs from "
-            f"{kind.__name__}.call"
         )

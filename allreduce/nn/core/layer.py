@@ -75,7 +75,13 @@ class Layer(Refusing):
     if not TYPE_CHECKING:  # else type checkers would believe that it has every attribute
 
         def __getattr__(self, name: str) -> Any:
-            calls.check_attributes(self, name)
+            if "replicator" not in vars(self):
+                raise AttributeError(
+                    f"{type(self).__name__}.__init__ has to call super().__init__() before "
+                    f"self.{name} is asked for",
+                    name="",
+                    obj=self,
+                )
             return object.__getattribute__(self, name)  # raises as it has
 
     def build(self, input_shape: Any) -> None:
@@ -91,7 +97,6 @@ class Layer(Refusing):
 
     def __call__(self, inputs: Any, training: bool | None = None) -> Any:
         """Compute the outputs; inside a model `training` is the model's unless it is given."""
-        calls.check_made(self)
         if symbols.has_symbols(inputs):
             return symbols.record(self, inputs, training)
         tensors = map_leaves(self._cast, inputs)
@@ -112,7 +117,11 @@ class Layer(Refusing):
                 outputs = self.call(tensors, training=training)  # type: ignore[call-arg]
             else:
                 outputs = self.call(tensors)
-        calls.check_given(self.path, kind, outputs)
+        if outputs is None:
+            raise UsageError(
+                f"{users_line()}: layer {self.path!r} gave None; return the outputs from "
+                f"{kind.__name__}.call"
+            )
         self.built = True
         self.input_shape, self.output_shape = _shape(tensors), _shape(outputs)
         return outputs
@@ -196,9 +205,7 @@ class Layer(Refusing):
     def children(self) -> Iterator[tuple[str, Layer]]:
         """Go through the layers among the attributes, in lists and dicts too, with their keys."""
         for attribute, value in vars(self).items():
-            for key, layer in parts_in(attribute, value, Layer):
-                calls.check_made(layer)
-                yield key, layer
+            yield from parts_in(attribute, value, Layer)
 
     @property
     def layers(self) -> list[Layer]:

@@ -16,7 +16,6 @@ from allreduce.events import logger
 from allreduce.graph.core.naming import snake_case, unique_name
 from allreduce.keywords import explain
 from allreduce.nn.core import checks, keras_names
-from allreduce.nn.core.calls import check_made
 from allreduce.nn.metrics import Metric
 from allreduce.nn.models import freezing, outputs, reports, saving
 from allreduce.nn.models.building import Built
@@ -93,7 +92,6 @@ class Model(Built):
         Raises:
             UsageError: A name is unknown; the message lists the existing ones.
         """
-        check_made(self)
         with training.naming_rank(self.replicator, "compile"):
             keras_names.refuse(self.compile, unknown)
             if not isinstance(run_eagerly, bool | np.bool_):
@@ -312,7 +310,6 @@ class Model(Built):
 
         Of an iterable's batches (x, y) only x is used.
         """
-        check_made(self)
         with training.raising_on_all_ranks(self.replicator, "predict"):
             keras_names.refuse(self.predict, unknown)
         options = {"batch_size": batch_size, "verbose": verbose, "steps": steps}

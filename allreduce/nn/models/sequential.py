@@ -12,7 +12,6 @@ import numpy as np
 
 from allreduce import events
 from allreduce.errors import UsageError
-from allreduce.nn.core.calls import check_made
 from allreduce.nn.core.checks import inner_layers
 from allreduce.nn.core.layer import Layer
 from allreduce.nn.layers.input import Input
@@ -75,7 +74,6 @@ class Sequential(Model):
                 raise UsageError("Input stands first in a Sequential, and only once")
             self._input = layer
         elif isinstance(layer, Layer):
-            check_made(layer)
             if layer is self or self in inner_layers(layer).values():
                 raise UsageError(f"model {self.name!r} cannot be a layer of itself")
             self._layers.append(layer)
