@@ -10,6 +10,7 @@ from typing import Any
 from allreduce.errors import UsageError
 from allreduce.keywords import NAMED
 from allreduce.nn import activations
+from allreduce.nn.core.objects import definer, is_ours, misfit
 
 # The options of every layer, and their types.
 OPTIONS: Mapping[str, type] = {"name": str, "dtype": str, "trainable": bool}
@@ -38,26 +39,17 @@ def check(layer: Any, config: Any) -> None:
         json.dumps(config)
     except (TypeError, ValueError) as error:
         raise _refusal(layer, f"its config is no plain data ({error})") from None
-    if not _is_ours(_definer(kind, "from_config")) or getattr(kind, "builds_itself", False):
+    if not is_ours(definer(kind, "from_config")) or getattr(kind, "builds_itself", False):
         return  # it may use the config as it likes
-    signature = inspect.signature(kind)
-    if not issubclass(_definer(kind, "get_config"), _definer(kind, "__init__")):
-        for name in _required_arguments(kind, signature):
-            if name not in config:
-                raise _refusal(
-                    layer, f"its constructor takes {name!r}, which get_config leaves out"
-                )
-    try:
-        signature.bind(**config)
-    except TypeError as error:
-        raise _refusal(layer, f"its constructor does not take its config ({error})") from None
+    if why := misfit(kind, config, _required_arguments(kind)):
+        raise _refusal(layer, f"its constructor {why}")
 
 
-def _required_arguments(kind: type, signature: inspect.Signature) -> list[str]:
+def _required_arguments(kind: type) -> list[str]:
     """List the arguments that a config must contain: "*factors" for unnamed ones."""
-    parameters = signature.parameters.values()
+    parameters = inspect.signature(kind).parameters.values()
     names = [each.name for each in parameters if each.kind in NAMED]
-    if _is_ours(_definer(kind, "get_config")) and not arguments(kind):  # else it hands them on
+    if is_ours(definer(kind, "get_config")) and not arguments(kind):  # else it hands them on
         names += [f"*{each.name}" for each in parameters if each.kind is each.VAR_POSITIONAL]
     return names
 
@@ -67,7 +59,7 @@ def arguments(kind: type) -> list[str]:
 
     The options of all layers are left out.
     """
-    library = next(each for each in kind.__mro__ if _is_ours(each))
+    library = next(each for each in kind.__mro__ if is_ours(each))
     return [name for name in inspect.signature(library).parameters if name not in OPTIONS]
 
 
@@ -83,19 +75,11 @@ def given_to(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:
 
     A class with its own `from_config` gets only its config.
     """
-    if not _is_ours(_definer(kind, "from_config")):
+    if not is_ours(definer(kind, "from_config")):
         return {}
     taken = inspect.signature(kind).parameters
     every = any(each.kind is each.VAR_KEYWORD for each in taken.values())
     return {name: value for name, value in options.items() if every or name in taken}
-
-
-def _definer(kind: type, name: str) -> type:
-    return next(each for each in kind.__mro__ if name in vars(each))
-
-
-def _is_ours(kind: type) -> bool:
-    return kind.__module__.startswith("allreduce.nn.")
 
 
 def _refusal(layer: Any, why: str) -> UsageError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from allreduce.errors import UsageError, unknown_name
@@ -51,43 +51,58 @@ def config_of(value: Any) -> dict[str, Any]:
             f"{value!r:.60} cannot be saved: a {kind.__name__} does not tell how it was made; make "
             "it a function with a name (def), or an object whose class has a get_config(self)"
         ) from None
-    own = _definer(kind, "get_config")
-    if own is not None and not own.__module__.startswith("allreduce.nn."):
-        return _checked(kind, signature, value.get_config())
+    own = definer(kind, "get_config")
+    if own is not object and not is_ours(own):
+        config = dict(value.get_config())
+        named = [name for name, each in signature.parameters.items() if each.kind in NAMED]
+        if why := misfit(kind, config, named):
+            raise _refusal(kind, f"its constructor {why}; give it")
+        return config
     for each in signature.parameters.values():
         argument = str(each.replace(annotation=each.empty, default=each.empty))
         why = "whose names are not known;" if each.kind not in NAMED else ""
         if not why and not hasattr(value, each.name):
             why = f"which is not kept as self.{each.name}; keep it, or"
         if why:
-            raise UsageError(
-                f"{kind.__name__} cannot be saved: its constructor takes {argument!r}, {why} give "
-                "the class a get_config(self) that returns its constructor's arguments"
-            )
+            raise _refusal(kind, f"its constructor takes {argument!r}, {why} give the class")
     return {name: getattr(value, name) for name in signature.parameters}
 
 
-def _checked(kind: type, signature: inspect.Signature, config: Any) -> dict[str, Any]:
-    """Refuse a config that its class's constructor does not take, or knows nothing of."""
-    constructor = _definer(kind, "__init__") or object
-    describes_itself = issubclass(_definer(kind, "get_config") or object, constructor)
-    left = [name for name, each in signature.parameters.items() if each.kind in NAMED]
-    left = [] if describes_itself else [name for name in left if name not in config]
-    why = f"takes {left[0]!r}, which get_config leaves out" if left else ""
+def _refusal(kind: type, why: str) -> UsageError:
+    return UsageError(
+        f"{kind.__name__} cannot be saved: {why} a get_config(self) that returns its constructor's "
+        "arguments"
+    )
+
+
+def misfit(kind: type, config: Mapping[str, Any], required: Iterable[str]) -> str:
+    """Say why a class's constructor cannot take a config; nothing if it can.
+
+    Args:
+        kind: The class.
+        config: The result of its `get_config`.
+        required: The arguments that have to be there, if the class has its own constructor, but
+            inherits `get_config`.
+    """
+    if not issubclass(definer(kind, "get_config"), definer(kind, "__init__")):
+        for name in required:
+            if name not in config:
+                return f"takes {name!r}, which get_config leaves out"
     try:
-        signature.bind(**config)
+        inspect.signature(kind).bind(**config)
     except TypeError as error:
-        why = f"does not take its config {config!r} ({error})"
-    if why:
-        raise UsageError(
-            f"{kind.__name__} cannot be saved: its constructor {why}; give it a get_config(self) "
-            "that returns its constructor's arguments"
-        )
-    return dict(config)
+        return f"does not take its config ({error})"
+    return ""
 
 
-def _definer(kind: type, name: str) -> type | None:
-    return next((each for each in kind.__mro__ if name in vars(each)), None)
+def definer(kind: type, name: str) -> type:
+    """Return the class that defines a method of a class; `object` if none does."""
+    return next((each for each in kind.__mro__ if name in vars(each)), object)
+
+
+def is_ours(kind: type) -> bool:
+    """Return whether a class is one of this library's layers, models, losses or metrics."""
+    return kind.__module__.startswith("allreduce.nn.")
 
 
 def restore(kind: str, config: Any, table: Table, custom: Mapping[str, Any]) -> Any:

@@ -133,9 +133,6 @@ class BinaryAccuracy(Metric):
     def __call__(self, y_true: Any, y_pred: Any) -> Tensor:
         return binary_accuracy(y_true, y_pred, self.threshold)
 
-    def get_config(self) -> dict[str, Any]:
-        return {"name": self.name, "threshold": self.threshold}
-
 
 class TopKCategoricalAccuracy(Metric):
     """`top_k_categorical_accuracy` as an object that knows its k."""
@@ -149,9 +146,6 @@ class TopKCategoricalAccuracy(Metric):
     def __call__(self, y_true: Any, y_pred: Any) -> Tensor:
         return top_k_categorical_accuracy(y_true, y_pred, self.k)
 
-    def get_config(self) -> dict[str, Any]:
-        return {"k": self.k, "name": self.name}
-
 
 class SparseTopKCategoricalAccuracy(Metric):
     """`sparse_top_k_categorical_accuracy` as an object that knows its k."""
@@ -164,6 +158,3 @@ class SparseTopKCategoricalAccuracy(Metric):
 
     def __call__(self, y_true: Any, y_pred: Any) -> Tensor:
         return sparse_top_k_categorical_accuracy(y_true, y_pred, self.k)
-
-    def get_config(self) -> dict[str, Any]:
-        return {"k": self.k, "name": self.name}

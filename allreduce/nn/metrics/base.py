@@ -6,6 +6,7 @@ cut into batches or shared among ranks.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
@@ -20,7 +21,7 @@ from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.graph.trace.trace import line_of
 from allreduce.keywords import Refusing
-from allreduce.nn.core import keras_names
+from allreduce.nn.core import keras_names, objects
 
 Measure = Callable[..., Tensor]
 
@@ -114,9 +115,12 @@ class Metric(Refusing):
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments as plain data, save for the function.
 
-        A subclass whose constructor takes more than these adds its own.
+        They are attributes of the same names. A subclass whose constructor takes more than the
+        library's class adds its own.
         """
-        return {"name": self.name}
+        library = next(each for each in type(self).__mro__ if objects.is_ours(each))
+        taken = inspect.signature(library).parameters
+        return {name: getattr(self, name) for name in taken if name != "function"}
 
     def __repr__(self) -> str:
         return f"<metric {self.name}>"

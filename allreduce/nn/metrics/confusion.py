@@ -74,9 +74,6 @@ class _Thresholded(Metric):
     def _given(self, values: np.ndarray) -> Any:
         return values if isinstance(self.thresholds, list) else float(values[0])
 
-    def get_config(self) -> dict[str, Any]:
-        return {"thresholds": self.thresholds, "name": self.name}
-
 
 class Precision(_Thresholded):
     """The share of positive predictions that are true."""
@@ -142,10 +139,6 @@ class AUC(Metric):
             return _area_of_precision(hits, false_alarms, positives)
         rate, false_rate = _divided(hits, positives), _divided(false_alarms, negatives)
         return float(np.sum((false_rate[:-1] - false_rate[1:]) * (rate[:-1] + rate[1:]) / 2))
-
-    def get_config(self) -> dict[str, Any]:
-        options = {"num_thresholds": self.num_thresholds, "curve": self.curve}
-        return {**options, "name": self.name, "from_logits": self.from_logits}
 
 
 def _area_of_precision(hits: np.ndarray, false_alarms: np.ndarray, positives: np.ndarray) -> float:
@@ -216,9 +209,6 @@ class F1Score(Metric):
             return float(np.average(scores, weights=true)) if true.sum() else 0.0
         return float(scores.mean()) if self.average or len(scores) == 1 else scores
 
-    def get_config(self) -> dict[str, Any]:
-        return {"average": self.average, "threshold": self.threshold, "name": self.name}
-
 
 class ConfusionMatrix(Metric):
     """How often each class was taken for which: row i, column j counts class i predicted as j.
@@ -263,6 +253,3 @@ class ConfusionMatrix(Metric):
     def value(self, state: np.ndarray) -> np.ndarray:
         whole = np.rint(state)
         return whole.astype(np.int64) if np.array_equal(whole, state) else state
-
-    def get_config(self) -> dict[str, Any]:
-        return {"num_classes": self.num_classes, "name": self.name}

@@ -124,9 +124,6 @@ class R2Score(Metric):
             return float(scores.mean())
         return float((scores * spread).sum() / spread.sum())
 
-    def get_config(self) -> dict[str, Any]:
-        return {"class_aggregation": self.class_aggregation, "name": self.name}
-
 
 class Perplexity(Metric):
     """e to the mean cross-entropy of class numbers, over all positions (Jelinek et al. 1977).
@@ -160,7 +157,3 @@ class Perplexity(Metric):
 
     def value(self, state: np.ndarray) -> float:
         return math.exp(super().value(state))
-
-    def get_config(self) -> dict[str, Any]:
-        options = {"from_logits": self.from_logits, "ignore_class": self.ignore_class}
-        return {**options, "name": self.name}
