@@ -61,13 +61,9 @@ def test_what_is_frozen_inside_comes_back(inside: Any, tmp_path: Path) -> None:
     del described["frozen"]  # as files were before
     saving.write(tmp_path / "old", tensors, described)
     assert len(_trained(nn.load_model(tmp_path / "old", CUSTOM))) == 6
-    for frozen, said in (
-        ("all", "damaged: it describes what"),
-        (["x"], "no layer or variable 'x'"),
-    ):
-        saving.write(tmp_path / "other", tensors, {**described, "frozen": frozen})
-        with pytest.raises(UsageError, match=said):
-            nn.load_model(tmp_path / "other", CUSTOM)
+    saving.write(tmp_path / "other", tensors, {**described, "frozen": ["x"]})
+    with pytest.raises(UsageError, match="no layer or variable 'x'"):
+        nn.load_model(tmp_path / "other", CUSTOM)
 
 
 def _trained(model: nn.Model) -> list[str]:

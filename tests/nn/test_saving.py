@@ -193,7 +193,7 @@ def test_a_folder_that_takes_no_file_is_told_from_other_reasons(
 def test_damaged_descriptions_are_named(tmp_path: Path, text: str) -> None:
     metadata = {"format": saving.FORMAT, "allreduce": text}
     save_file({"weights/0/kernel": np.ones((3, 2))}, tmp_path / "damaged", metadata=metadata)
-    with pytest.raises(UsageError, match=r"is damaged|is described by"):
+    with pytest.raises(UsageError, match=r"is damaged|is described by|not a model"):
         nn.load_model(tmp_path / "damaged")
 
 

@@ -44,7 +44,6 @@ def _load(path: str | PathLike[str], custom_objects: Mapping[str, Any] | None) -
     tensors, described = saving.read(path)
     if "model" not in described:
         raise UsageError(f"{path} has weights only; make the model and use model.load_weights")
-    saving.check_whole(described, path)
     if not isinstance(custom_objects or {}, Mapping):
         raise UsageError(f"custom_objects is a dict of classes by name, not {custom_objects!r:.60}")
     custom = dict(custom_objects or {})
@@ -87,7 +86,7 @@ def _made(
     saving.assign(model, tensors, path)
     if "frozen" in described:  # older files have none
         freezing.restore(model, described["frozen"], path)
-    model.epochs_done = described["epochs_done"]
+    model.epochs_done = int(described["epochs_done"])
     if described["compiled"] is not None:
         slots = saving.part(tensors, saving.OPTIMIZER)
         state = _state(model, slots, described["iterations"], path)
@@ -96,7 +95,7 @@ def _made(
             model.optimizer.load_state(state)
         # Dropout's draws depend on the number of runs of the step, which older files do not have.
         runs = described.get("steps", described["iterations"])
-        model.replicator.set_steps(model.train_function, runs)
+        model.replicator.set_steps(model.train_function, int(runs))
     return model
 
 

@@ -179,40 +179,6 @@ def damaged(path: str | PathLike[str], why: str) -> UsageError:
     return UsageError(f"{path} is damaged: {why}; save the model again, or fetch the file anew")
 
 
-# The metadata that `save` writes; in a compiled model's also below "compiled".
-_WHOLE: Mapping[str, Any] = {
-    "model": dict,
-    "sample": list | None,
-    "epochs_done": int,
-    "compiled": dict | None,
-}
-_COMPILED: Mapping[str, Any] = {"optimizer": dict, "loss": dict | list, "metrics": dict | list}
-_COUNTS = 1 << 63  # the limit of epochs and steps, as in int64
-
-
-def check_whole(described: Mapping[str, Any], path: str | PathLike[str]) -> None:
-    """Refuse a whole model's description that lacks a part.
-
-    Raises:
-        UsageError: It does; the message names the file and the part.
-    """
-    wanted = [(described, name, kind) for name, kind in _WHOLE.items()]
-    if isinstance(described.get("compiled"), dict):
-        wanted += [(described["compiled"], name, kind) for name, kind in _COMPILED.items()]
-        wanted += [(described, "iterations", int)]
-        wanted += [(described, "steps", int)] if "steps" in described else []  # older: none
-    for parts, name, kind in wanted:
-        value = parts.get(name, ...)
-        if not isinstance(value, kind) or (kind is int and not 0 <= value < _COUNTS):
-            raise damaged(path, f"its description has no {name!r}, or one of another kind")
-    frozen = described.get("frozen", [])
-    if not isinstance(frozen, list) or not all(isinstance(each, str) for each in frozen):
-        raise damaged(path, f"it describes what is not trained as {frozen!r:.60}")
-    sample = described["sample"]
-    if sample is not None and [type(each) for each in sample] != [list, str]:
-        raise damaged(path, f"it describes samples as {sample!r:.60}")
-
-
 def part(tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
     """Pick the tensors of one kind, without their prefix."""
     return {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
