@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 from allreduce.errors import did_you_mean
 
 if TYPE_CHECKING:
-    from allreduce.callbacks.base import Callback
-    from allreduce.callbacks.checkpoint import ModelCheckpoint
-    from allreduce.callbacks.csv_logger import CSVLogger
-    from allreduce.callbacks.early_stopping import EarlyStopping
-    from allreduce.callbacks.history import History
-    from allreduce.callbacks.lambda_callback import LambdaCallback
-    from allreduce.callbacks.learning_rate import LearningRateScheduler, ReduceLROnPlateau
-    from allreduce.callbacks.tensor_board import TensorBoard
-    from allreduce.callbacks.terminate_on_nan import TerminateOnNaN
+    from allreduce.callbacks.base import Callback as Callback
+    from allreduce.callbacks.checkpoint import ModelCheckpoint as ModelCheckpoint
+    from allreduce.callbacks.csv_logger import CSVLogger as CSVLogger
+    from allreduce.callbacks.early_stopping import EarlyStopping as EarlyStopping
+    from allreduce.callbacks.history import History as History
+    from allreduce.callbacks.lambda_callback import LambdaCallback as LambdaCallback
+    from allreduce.callbacks.learning_rate import LearningRateScheduler as LearningRateScheduler
+    from allreduce.callbacks.learning_rate import ReduceLROnPlateau as ReduceLROnPlateau
+    from allreduce.callbacks.tensor_board import TensorBoard as TensorBoard
+    from allreduce.callbacks.terminate_on_nan import TerminateOnNaN as TerminateOnNaN
 
 TABLE = {
     "CSVLogger": "csv_logger",
@@ -31,18 +32,7 @@ TABLE = {
     "TerminateOnNaN": "terminate_on_nan",
 }
 
-__all__ = [
-    "CSVLogger",
-    "Callback",
-    "EarlyStopping",
-    "History",
-    "LambdaCallback",
-    "LearningRateScheduler",
-    "ModelCheckpoint",
-    "ReduceLROnPlateau",
-    "TensorBoard",
-    "TerminateOnNaN",
-]
+__all__ = sorted(TABLE)
 
 _ELSEWHERE = {
     "BackupAndRestore": "save with ModelCheckpoint, and go on from ar.nn.load_model",

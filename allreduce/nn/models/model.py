@@ -47,7 +47,7 @@ class Model(Built):
     ) -> None:
         unique = name or unique_name(snake_case(type(self).__name__))
         super().__init__(name=unique, dtype=dtype, trainable=trainable)
-        self.epochs_done = 0
+        self.epochs_done = 0  # which the next epoch's order depends on
         self.stop_training = False
         self.history: History | None = None  # of the latest fit
         self._compiled: Steps | None = None
@@ -375,7 +375,7 @@ class Model(Built):
             checks.class_numbers(self, samples.y, f"{kind}y")
 
     def facts(self, what: str) -> dict[str, str]:
-        """List the facts that must be equal on all ranks; see `training.Trainable`."""
+        """List the facts that must be equal on all ranks, for "fit", "evaluate" or "predict"."""
         return reports.rank_facts(self, self._compiled, what)
 
     def output_warning(self) -> str:
