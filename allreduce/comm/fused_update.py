@@ -42,13 +42,36 @@ def update_init(
         update: The function that updates a slice.
         keep: The owner of the update's memory.
     """
-    context = comm._dispatch.context("update")
-    dtype = str(values.dtype)
-    call_text = f"update({dtype}[{values.size}], {update.rule})"
-    call = Call(
-        "all_reduce", "sum", dtype, values.size, None, comm._dispatch.name, call_text=call_text
-    )
-    start = _mapped(comm).bind_update(call, gradients, values, update, keep)
+    return _prepared(comm, "update", update.rule, (gradients, values), update, keep)
+
+
+def sum_init(comm: Communicator, gradients: NDArray[Any]) -> Callable[[], Work]:
+    """Prepare the sums for a later update, which is told to `use_sums`; not a collective call.
+
+    Each call of the returned function starts a collective: every member replaces its slice of its
+    own gradients by the sums of all members'. Before the next call, wait for its work.
+
+    Args:
+        comm: One that `updates`.
+        gradients: In symmetric memory, the same on all members.
+    """
+    update = _native.sum_update(gradients)
+    return _prepared(comm, "sum", "slices", (gradients, gradients), update, None)
+
+
+def _prepared(
+    comm: Communicator,
+    name: str,
+    how: str,
+    arrays: tuple[NDArray[Any], NDArray[Any]],
+    update: _native.Update,
+    keep: object,
+) -> Callable[[], Work]:
+    context = comm._dispatch.context(name)
+    dtype, size = str(arrays[0].dtype), arrays[0].size
+    call_text = f"{name}({dtype}[{size}], {how})"
+    call = Call("all_reduce", "sum", dtype, size, None, comm._dispatch.name, call_text=call_text)
+    start = _mapped(comm).bind_update(call, *arrays, update, keep)
 
     def begin() -> Work:
         comm._dispatch.check_open()

@@ -112,13 +112,8 @@ class Optimizer(UpdateRule):
         return not self.is_per_variable
 
     @property
-    def is_plain(self) -> bool:
-        """Whether `update` and `native` do all that there is to an update."""
-        return self.clip_norm is None and self._updates_at_once
-
-    @property
-    def _updates_at_once(self) -> bool:
-        """Whether one call of `update` changes a bucket."""
+    def updates_at_once(self) -> bool:
+        """Whether one call of `update` or `native` changes a bucket."""
         options = (self.clip_value, self.ema_momentum, self.groups)
         return not self.is_per_variable and all(each is None for each in options)
 
@@ -131,7 +126,7 @@ class Optimizer(UpdateRule):
             spans: Each variable's path and its range of the bucket.
             updates: Finds the update of a kind of device; None for `update` itself.
         """
-        if self._updates_at_once:
+        if self.updates_at_once:
             return super().bucket_update(spans, updates)
         return update_with_options(self, spans, updates)
 

@@ -26,7 +26,8 @@ SHARDED_BYTES = 512 << 10
 class ShardMode(Enum):
     """How a bucket's update is sharded.
 
-    MAPPED: one collective, in which members access each other's memory.
+    MAPPED: one collective, in which members access each other's memory; or two, of which the first
+    one sums, if gradients are clipped by their norm.
     SCATTERED: reduce_scatter, update of the own slice, all_gather.
     SUMMED: all_reduce, update of the own slice, all_gather; used if a reduce_scatter could round
     differently.

@@ -1,5 +1,8 @@
 // An optimizer's update of values while gradients are reduced: an all_reduce with an update applies
 // it to each member's slice of the sums, and distributes the values instead of the sums.
+//
+// If an update depends on all sums together, as clipping by their norm does, there are two calls:
+// one sums, and a later one updates.
 #pragma once
 
 #include <cmath>
@@ -33,6 +36,22 @@ class Update {
   std::string expected;
   // Whether the sums are kept where this member's own gradients were.
   bool keeps = false;
+  // What a call does; between two calls, the sums lie where they are kept.
+  enum class Stage : std::uint8_t { both, sums, values } stage = Stage::both;
+};
+
+// The first of two calls.
+class SumUpdate : public Update {
+ public:
+  SumUpdate(Type type, std::uint64_t count) : type_(type), count_(count) { stage = Stage::sums; }
+  Type type() const override { return type_; }
+  std::uint64_t count() const override { return count_; }
+  bool admitted() const override { return true; }
+  void apply(std::byte*, const std::byte*, std::uint64_t, std::uint64_t) const override {}
+
+ private:
+  Type type_;
+  std::uint64_t count_;
 };
 
 // An update of values of one type. The first element of the header is the number of samples.

@@ -16,7 +16,7 @@ import pytest
 from allreduce import _native
 from allreduce.comm import Communicator, fused_update, replica_communicators
 from allreduce.errors import MismatchError
-from tests.comm.cases.updates import Side
+from tests.comm.cases.updates import COUNT, Side
 from tests.harness import run_ranks, world_of_one
 
 
@@ -52,6 +52,30 @@ def test_every_member_has_what_all_gradients_make_of_the_values() -> None:
 
     # The mean of two gradients of 1 over 2 samples is 1.
     assert _on_two("updating", act) == [[-0.5], [-0.5]]
+
+
+def test_sums_wait_for_an_update_by_another_divisor() -> None:
+    def act(comm: Communicator) -> list[list[float]]:
+        side, divisor = Side(comm), np.zeros(1, np.float32)
+        update = side.momentum()
+        update.use_sums(divisor)
+        add = fused_update.sum_init(comm, side.gradients)
+        start = fused_update.update_init(comm, side.gradients, side.values, update, divisor)
+        found = []
+        for _ in range(2):
+            side.gradients[:] = comm.rank + 1
+            comm.barrier()
+            add().wait()
+            own = side.gradients[slice(*_native.slice_bounds(COUNT, 4, 2, comm.rank))]
+            found.append([*np.unique(own), *np.unique(side.values)])
+            divisor[:] = 6  # not the 2 samples of the header
+            start().wait()
+            comm.barrier()
+        return [*found, [*np.unique(side.values)]]
+
+    # Gradients of 1 and 2 over 6 are 0.5 and the rate, too; then the velocity's 0.9 is added.
+    for found in _on_two("in two calls", act):
+        np.testing.assert_allclose(np.concatenate(found), [3, 0, 3, -0.25, -0.725], rtol=1e-6)
 
 
 def test_what_a_dropped_work_needs_lives_until_it_is_done() -> None:
@@ -93,11 +117,12 @@ def test_a_header_has_what_is_expected_of_it() -> None:
         update.expect(bytes(5), False)
 
 
-def _fails_in_steps(folder: str) -> None:
+def _fails_in_steps(folder: str, clips: bool) -> None:
     """Train with three strategies, whose updates rank 1 leaves: interrupted, stopped, killed.
 
     Args:
         folder: Where rank 1 writes that it is about to leave one; the others come later than that.
+        clips: Whether gradients are clipped by their norm.
     """
     import json
     import os
@@ -155,7 +180,8 @@ def _fails_in_steps(folder: str) -> None:
         strategy = ar.MultiWorkerMirroredStrategy()
         with strategy.scope():
             w = ar.Variable(np.ones((256, 1024), "f4"), name="w")
-            optimizer = ar.optim.SGD(1e-3, momentum=0.5)
+            limit = 1.0 if clips else None
+            optimizer = ar.optim.SGD(1e-3, momentum=0.5, clip_norm=limit)
         (batch,) = strategy.distribute_dataset([(np.ones((6, 256), "f4"),)])
         assert run() == run() == []
         assert updates == 2
@@ -168,10 +194,11 @@ def _fails_in_steps(folder: str) -> None:
         strategy.close()
 
 
+@pytest.mark.parametrize("clips", [False, True], ids=["plain", "clipped"])
 def test_whoever_leaves_an_update_is_named_and_the_next_step_knows_of_it(
-    tmp_path: Path,
+    tmp_path: Path, clips: bool
 ) -> None:
-    results = run_ranks(_fails_in_steps, 3, arguments=(str(tmp_path),))
+    results = run_ranks(_fails_in_steps, 3, arguments=(str(tmp_path), clips))
     assert [result.returncode for result in results] == [0, -9, 0], results
     call = "update(float32[262144], sgd)"
     told = {

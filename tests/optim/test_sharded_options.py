@@ -11,6 +11,9 @@ from allreduce.strategies import MirroredStrategy
 
 import allreduce as ar
 from allreduce import optim
+from allreduce.devices import options as device_options
+from allreduce.devices.options import Options
+from allreduce.graph.update import sharded_update
 from tests.harness import run_ranks
 
 CASES: dict[str, Any] = {
@@ -20,6 +23,9 @@ CASES: dict[str, Any] = {
     "average": lambda: optim.Adam(0.01, ema_momentum=0.5, epsilon=1e-3),
     "groups": lambda: optim.AdamW(0.01, 0.3, epsilon=1e-3, groups=_groups, clip_norm=0.5),
 }
+
+# In memory that all members map, new values are stored where they are computed.
+FUSED = ("norm", "norm of SGD")
 
 
 def _groups(path: str) -> dict[str, float]:
@@ -59,6 +65,12 @@ def trained(strategy: Any, optimizer: Any, restart: bool = False) -> tuple[dict[
     return found, str(strategy.latest(step).graph)
 
 
+def is_fused(graph: str) -> bool:
+    """Return whether members store their slices in each other's memory, or gather them."""
+    assert ("update_slices" in graph) != ("update_own" in graph)
+    return "update_slices" in graph
+
+
 def compare(found: dict[str, Any], wanted: dict[str, Any]) -> None:
     assert found.keys() == wanted.keys()
     for key, value in wanted.items():
@@ -76,7 +88,7 @@ def test_slices_do_not_change_what_options_do(case: str, replicas: int) -> None:
     ar.config.passes["shard"] = True
     for restart in (False, True):
         found, graph = trained(strategy, CASES[case](), restart)
-        assert "update_own" in graph
+        assert is_fused(graph) == (case in FUSED)
         assert ("all_reduce_norm" in graph) == ("clip_norm" in CASES[case]().get_config())
         compare(found, whole)
         compare(found, alone)
@@ -105,19 +117,36 @@ def test_native_rules_are_fused_with_the_sum_and_keep_their_bits(make: Any) -> N
         np.testing.assert_array_equal(found[key], value, err_msg=key)
 
 
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("case", FUSED)
+def test_stored_slices_have_the_bits_of_gathered_ones(
+    case: str, replicas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = MirroredStrategy([f"CPU:{place}" for place in range(replicas)])
+    stored, graph = trained(strategy, CASES[case]())
+    assert is_fused(graph)
+    monkeypatch.setattr(sharded_update, "updates", lambda _: False)
+    monkeypatch.setattr(device_options, "_current", Options(shard_everywhere=True))
+    gathered, graph = trained(strategy, CASES[case]())
+    assert not is_fused(graph)
+    for key, value in gathered.items():
+        np.testing.assert_array_equal(stored[key], value, err_msg=key)
+
+
 def _ranks() -> None:
     """Compare slices with whole updates on several ranks."""
     import allreduce as ar
-    from tests.optim.test_sharded_options import CASES, compare, trained
+    from tests.optim.test_sharded_options import CASES, FUSED, compare, is_fused, trained
 
     strategy = ar.MultiWorkerMirroredStrategy()
-    for make in CASES.values():
+    for case, make in CASES.items():
         ar.config.passes["shard"] = False
         wanted, _ = trained(strategy, make())
         ar.config.passes["shard"] = True
         ar.config.set_shard_everywhere(True)
         found, graph = trained(strategy, make(), restart=True)
-        assert "update_own" in graph
+        shared = strategy.communicator.transport == "shared"
+        assert is_fused(graph) == (shared and case in FUSED)
         compare(found, wanted)
     print("alike")
 

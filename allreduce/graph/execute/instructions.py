@@ -23,6 +23,7 @@ from allreduce.graph.execute.sharded_instructions import (
     all_reduce_norm,
     gradient_norm,
     reduce_scatter_bucket,
+    sum_slices,
     update_own,
     update_slices,
 )
@@ -438,6 +439,7 @@ _BUILDERS: dict[str, Callable[[Frame, Node], Step]] = {
     "gradient_norm": gradient_norm,
     "all_reduce_norm": all_reduce_norm,
     "update_bucket": _update_bucket,
+    "sum_slices": sum_slices,
     "update_slices": update_slices,
     "reduce_scatter_bucket": reduce_scatter_bucket,
     "update_own": update_own,

@@ -1,7 +1,8 @@
 """Instructions of sharded updates: each member updates its slice of a bucket.
 
 In memory that all members map, one instruction sums a slice, updates it and stores it for all
-members. Over other transports there are three: reduce_scatter, update and all_gather.
+members; or two, with the norm between them. Over other transports there are three: reduce_scatter,
+update and all_gather.
 
 To clip by the norm of all gradients, updates divide by more than the count; they divide by it
 anyway, so clipping only reads the gradients. With sharded updates each member adds up its own
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from allreduce.comm.fused_update import update_init
+from allreduce.comm.fused_update import sum_init, update_init
 from allreduce.devices import options
 from allreduce.devices.clipping import set_divisor, sum_of_squares
 from allreduce.graph.core.node import Node
@@ -23,6 +24,17 @@ from allreduce.graph.update.step_checksum import begin_update
 from allreduce.reduction import Bucket, Layout, ShardMode
 
 
+def sum_slices(frame: Frame, node: Node) -> Step:
+    """Return the function that starts a bucket's sums, in which each member has a slice."""
+    bucket = node.attrs["bucket"]
+    start = sum_init(frame.communicator, frame.arena(node).gradients[bucket.start : bucket.stop])
+
+    def run() -> None:
+        frame.works[node.id] = start()
+
+    return run
+
+
 def update_slices(frame: Frame, node: Node) -> Step:
     """Return the function that starts a bucket's update, in which each member has a slice."""
     plan, bucket, rule = (node.attrs[name] for name in ("plan", "bucket", "rule"))
@@ -31,10 +43,16 @@ def update_slices(frame: Frame, node: Node) -> Step:
     slots = {name: array[part] for name, array in arena.slots.items()}
     native = rule.native(header, slots)
     gradients, parameters = arena.gradients[part], arena.parameters[part]
-    start = update_init(communicator, gradients, parameters, native.update, (header, slots))
+    if rule.clip_norm is not None:
+        native.update.use_sums(arena.divisor)
+    kept = header, slots, arena.divisor
+    start = update_init(communicator, gradients, parameters, native.update, kept)
     keeps, summed = options.current().check_numerics, _header_of(frame, node)
+    norm = [i for i in node.control if i in frame.received]
 
     def run() -> None:
+        for i in norm:
+            end(frame, i)  # the host sets the divisor then
         if arena.loaded:
             end(frame, summed)  # until then, others may read the old slots
             plan.settle(arena)

@@ -29,6 +29,7 @@ _NAMES = {
     "gradient_norm": "norm of all gradients",
     "all_reduce_norm": "norm of all gradients",
     "update_bucket": "update",
+    "sum_slices": "sums in slices",
     "update_slices": "all-reduce and update in slices",
     "reduce_scatter_bucket": "reduce-scatter",
     "update_own": "update of the own slice",

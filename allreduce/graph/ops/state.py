@@ -34,6 +34,7 @@ ROWS: tuple[tuple[str, Kind], ...] = (
     ("all_reduce_norm", "collective"),  # the same, of own slices
     ("update_bucket", "effect"),  # plan, bucket, rule
     ("update_slices", "collective"),  # the same: reduced and updated by all, each its own slice
+    ("sum_slices", "collective"),  # the same: only reduced, for an update after the norm
     ("reduce_scatter_bucket", "collective"),  # the same: to each member its own slice's sums
     ("update_own", "effect"),  # the same: the own slice, which the others get by the next one
     ("all_gather_bucket", "collective"),  # the same

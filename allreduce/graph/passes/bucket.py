@@ -1,8 +1,9 @@
 """Replace "apply these gradients" by stores, and an all-reduce and an update per bucket.
 
-A sharded update is one operation, or the update of the own slice between a reduce-scatter (or an
-all-reduce) and an all-gather. The header is then reduced separately and first, because every slice
-needs the sample count and the checksum.
+A sharded update is one operation, or two if the norm of all gradients comes between sums and
+updates; or the update of the own slice between a reduce-scatter (or an all-reduce) and an
+all-gather. The header is then reduced separately and first, because every slice needs the sample
+count and the checksum.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from allreduce.reduction import Bucket, Layout, ShardMode, header_alone
 _SENT = (ShardMode.SCATTERED, ShardMode.SUMMED)
 _REDUCING: Mapping[ShardMode | None, str | None] = {
     None: "all_reduce_bucket",
-    ShardMode.MAPPED: None,  # as it updates
+    ShardMode.MAPPED: None,  # as it updates, if it need not know the norm
     ShardMode.SCATTERED: "reduce_scatter_bucket",
     ShardMode.SUMMED: "all_reduce_bucket",
 }
@@ -137,8 +138,10 @@ def _summed(
 ) -> list[int]:
     """Add the reduction of a bucket; return the nodes that its update must wait for."""
     mode = _mode(plan, part)
-    op = _REDUCING[mode]
-    attrs = {"plan": plan, "bucket": part, "rule": node.attrs["rule"]}
+    op, rule = _REDUCING[mode], node.attrs["rule"]
+    if mode is ShardMode.MAPPED and rule.clip_norm is not None:
+        op = "sum_slices"
+    attrs = {"plan": plan, "bucket": part, "rule": rule}
     if plan.wire and mode is None and not part.has_header:
         attrs["wire"] = plan.wire
     return written if op is None else [_add(rewriter, node, op, (), attrs, written)]

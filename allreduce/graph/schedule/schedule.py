@@ -15,7 +15,8 @@ GIVEN = ("placeholder", "constant", "runtime")
 # order of recording, and last nodes that wait for other replicas.
 _FIRST = (
     *("store_gradient", "store_count", "send", "fetch"),
-    *("all_reduce_bucket", "reduce_scatter_bucket", "update_slices", "all_gather_bucket"),
+    *("all_reduce_bucket", "reduce_scatter_bucket", "sum_slices"),
+    *("update_slices", "all_gather_bucket"),
 )
 _LAST = ("update_bucket", "update_own")
 

@@ -47,7 +47,7 @@ def agree_to_shard(
     asked = (usual or given.shard_everywhere) and device.on_host
     wanted = pass_switches.is_on("shard") and asked
     if wanted and _has_native(rule, layout):
-        fuses = updates(first) and rule.is_plain
+        fuses = updates(first) and rule.updates_at_once
         for each in buckets:
             if is_large(each, layout):
                 chosen[each.index] = ShardMode.MAPPED if fuses else choose_mode(first, layout, each)

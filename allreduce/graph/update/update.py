@@ -81,9 +81,9 @@ class UpdateRule(ABC):
         return True
 
     @property
-    def is_plain(self) -> bool:
-        """Whether `update` and `native` do all that there is to an update."""
-        return self.clip_norm is None
+    def updates_at_once(self) -> bool:
+        """Whether one call of `update` or `native` changes a bucket."""
+        return True
 
     @abstractmethod
     def get_config(self) -> dict[str, Any]:

@@ -27,16 +27,21 @@ class RuleUpdate : public TypedUpdate<T> {
       if (slots[i].size() != slots[0].size()) throw nb::value_error("arrays of different sizes");
       slots_[i] = slots[i].data();
     }
-    this->header_ = header.data();
+    this->header_ = divisor_ = header.data();
     this->header_bytes = header.size() * sizeof(T);
     this->count_ = slots[0].size();
   }
   const std::string& rule() const { return rule_; }
   void set(const std::vector<double>& numbers) { step_ = RuleStep<T>(numbers); }
+  void use_sums(Array<const T> divisor) {
+    if (divisor.size() != 1) throw nb::value_error("gradients are divided by one number");
+    divisor_ = divisor.data();
+    this->stage = Update::Stage::values;
+  }
   void apply(std::byte* values, const std::byte* sums, std::uint64_t low,
              std::uint64_t count) const override {
     RuleStep<T> step = step_;
-    step.numbers[0] = *this->header_;
+    step.numbers[0] = *divisor_;
     T* at[kMostRuleSlots] = {};
     for (std::size_t i = 0; i < used_; ++i) at[i] = slots_[i] + low;
     run_(reinterpret_cast<T*>(values), reinterpret_cast<const T*>(sums), at, step.numbers, count);
@@ -53,6 +58,7 @@ class RuleUpdate : public TypedUpdate<T> {
   RuleKernel<T> run_;
   std::size_t used_;
   T* slots_[kMostRuleSlots] = {};
+  const T* divisor_ = nullptr;
   RuleStep<T> step_{};
 };
 
@@ -60,13 +66,20 @@ template <class T>
 void bind_typed(nb::module_& m, const char* type) {
   nb::class_<RuleUpdate<T>, Update>(m, type)
       .def_prop_ro("rule", &RuleUpdate<T>::rule)
-      .def("set", &RuleUpdate<T>::set, nb::arg("numbers"));
+      .def("set", &RuleUpdate<T>::set, nb::arg("numbers"))
+      .def("use_sums", &RuleUpdate<T>::use_sums, "divisor"_array);
   m.def(
       "rule_update",
       [](const std::string& rule, Array<const T> header, const std::vector<Array<T>>& slots) {
         return RuleUpdate<T>(rule, header, slots);
       },
       nb::arg("rule"), "header"_array, nb::arg("slots"));
+  m.def(
+      "sum_update",
+      [](Array<const T> gradients) {
+        return SumUpdate(sizeof(T) == 4 ? Type::float32 : Type::float64, gradients.size());
+      },
+      "gradients"_array);
 }
 
 }  // namespace
@@ -82,6 +95,7 @@ void bind_updates(nb::module_& m) {
             update.keeps = keeps;
           },
           nb::arg("sums"), nb::arg("keeps"));
+  nb::class_<SumUpdate, Update>(m, "SumUpdate");
   bind_typed<float>(m, "RuleUpdate32");
   bind_typed<double>(m, "RuleUpdate64");
 }

@@ -58,9 +58,12 @@ void reduce(Share& share, Work& work, std::uint64_t in_low, std::uint64_t out_lo
 }
 
 // Like reduce, but into a block that stays in the cache; the optimizer updates this member's values
-// with it, and those are stored into all outputs.
+// with it, and those are stored into all outputs. Sums that are kept replace this member's own
+// gradients, whose slice no other member reads.
 void update(Share& share, Work& work, std::uint64_t low, std::uint64_t count) {
   const Call& call = work.call;
+  const Update::Stage stage = work.update->stage;
+  const bool keeps = work.update->keeps || stage != Update::Stage::both;
   const std::size_t unit = size_of(call.type);
   const std::uint64_t most = kBlock / unit;
   const auto add = kernels().reduce[static_cast<int>(call.op)][static_cast<int>(call.type)];
@@ -70,8 +73,9 @@ void update(Share& share, Work& work, std::uint64_t low, std::uint64_t count) {
     for (int member = 0; member < share.members; ++member)
       share.in[static_cast<std::size_t>(member)] = input(share, work, member) + at * unit;
     std::byte* own = work.in_region->part(share.me) + work.place.in_offset + at * unit;
-    void* sums = work.update->keeps ? own : block;
-    add(share.in.data(), share.members, &sums, 1, part);
+    void* sums = keeps ? own : block;
+    if (stage != Update::Stage::values) add(share.in.data(), share.members, &sums, 1, part);
+    if (stage == Update::Stage::sums) continue;
     std::byte* values = output(share, work, share.me) + at * unit;
     work.update->apply(values, static_cast<std::byte*>(sums), at, part);
     for (int member = 0; member < share.members; ++member)

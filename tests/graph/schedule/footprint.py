@@ -113,7 +113,7 @@ class _Places:
 
 def _changed(node: Node) -> Sequence[Region]:
     """List the regions that an instruction changes besides its own value."""
-    if node.op == "all_reduce_bucket":
+    if node.op in ("all_reduce_bucket", "sum_slices"):
         return _gradients(node)
     if node.op == "reduce_scatter_bucket":
         return [_sums(node)]

@@ -103,9 +103,10 @@ def test_training_is_safe_and_waits_for_nothing_else(
     assert check_events(programs) >= 3
 
 
+@pytest.mark.parametrize("limit", [None, 0.5], ids=["free", "clipped"])
 @pytest.mark.parametrize("sliced", [False, True])
 def test_exchanges_and_changes_inside_a_step_are_safe(
-    sliced: bool, monkeypatch: pytest.MonkeyPatch
+    sliced: bool, limit: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if sliced:
         monkeypatch.setattr(sharding, "SHARDED_BYTES", 1)
@@ -113,7 +114,7 @@ def test_exchanges_and_changes_inside_a_step_are_safe(
     with strategy.scope():
         weights = ar.Variable(np.ones((4, 4), np.float32))
         counter = ar.Variable(np.zeros((), np.float32), trainable=False)
-        first, second = ar.optim.SGD(0.1), ar.optim.Adam(0.1)
+        first, second = ar.optim.SGD(0.1), ar.optim.Adam(0.1, clip_norm=limit)
         other = ar.Variable(np.ones(4, np.float32))
 
     def step(x: ar.Tensor) -> Any:
@@ -134,7 +135,10 @@ def test_exchanges_and_changes_inside_a_step_are_safe(
         for (batch,) in dataset:
             strategy.run(step, (batch,))
 
-    assert check_events(programs_of(monkeypatch, run)) >= 4
+    programs = programs_of(monkeypatch, run)
+    found = [each.node.op for program in programs for each in program.instructions]
+    assert ("sum_slices" in found) == (sliced and limit is not None)
+    assert check_events(programs) >= 4
 
 
 def test_values_that_are_gone_and_blocks_that_are_in_use_are_found(
