@@ -91,6 +91,7 @@ class ClusterCoordinator:
         self._queue: deque[tuple[Callable[..., Any], Any, Any, RemoteValue]] = deque()
         self._unfinished = 0
         self._error: BaseException | None = None
+        self._refusals: list[AllreduceError] = []  # of workers that are not waited for
         self._changed = threading.Condition()
         self._tracing = threading.Lock()
         self._closed = False
@@ -151,10 +152,8 @@ class ClusterCoordinator:
 
     def close(self) -> None:
         """End the workers, which wait for this task; scheduled functions that have not run fail."""
-        with self._changed:
-            self._closed = True
-            self._drop(ClosedError("the coordinator was closed before the function ran"))
-            self._changed.notify_all()
+        self._closed = True
+        self._drop_all()
         self._server.close()
 
     def __enter__(self) -> ClusterCoordinator:
@@ -164,12 +163,19 @@ class ClusterCoordinator:
         self.close()
 
     def _check(self) -> None:
-        """Raise the error of a function, once."""
+        """Raise the error of a function, once; that of the workers each time if none is left."""
         if self._closed:
             raise ClosedError("the coordinator is closed; make a new one")
         if self._error is not None:
             error, self._error = self._error, None
             raise error
+        if len(self._refusals) == len(self._tasks):
+            raise self._refusals[0]
+
+    def _drop_all(self) -> None:
+        with self._changed:
+            self._drop(ClosedError("the coordinator was closed before the function ran"))
+            self._changed.notify_all()
 
     def _drop(self, error: BaseException) -> None:
         while self._queue:
@@ -190,10 +196,12 @@ class ClusterCoordinator:
                 logger.warning("[coordinator] %s:%d: %s", job, number, error)
             except AllreduceError as error:  # such as another secret: waiting does not help
                 with self._changed:
+                    self._refusals.append(error)
                     self._error = self._error or error
                     self._drop(error)
                     self._changed.notify_all()
                 return
+        self._drop_all()  # what came back from a lost worker meanwhile
 
     def _run_all(
         self, session: Session, place: str, functions: dict[Any, Callable[..., Any]]

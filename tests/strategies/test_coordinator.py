@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from allreduce.strategies import coordinator as module
 
 import allreduce as ar
-from allreduce.errors import ClosedError, UsageError
+from allreduce.errors import AllreduceError, ClosedError, JoinError, PeerLostError, UsageError
 from tests.server.clusters import describe, start_task
 
 
@@ -86,3 +88,71 @@ def test_a_cluster_without_other_workers_is_refused(monkeypatch: pytest.MonkeyPa
         with pytest.raises(UsageError, match="chief=1,ps=1,worker=2"):
             ar.ClusterCoordinator(strategy)
         strategy.close()
+
+
+class _Worker:
+    """A session whose worker is lost while it runs a function."""
+
+    def __init__(self) -> None:
+        self.runs, self.is_lost = threading.Event(), threading.Event()
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def run(self, *_: Any) -> Any:
+        self.runs.set()
+        assert self.is_lost.wait(20)
+        return self.tasks()
+
+    def tasks(self) -> Any:
+        raise PeerLostError("the worker is lost")
+
+
+@pytest.fixture
+def chief(monkeypatch: pytest.MonkeyPatch) -> Iterator[ar.ParameterServerStrategy]:
+    """Return the strategy of a chief whose one worker is not up."""
+    spec = describe({"chief": 1, "ps": 1, "worker": 1})
+    monkeypatch.setenv("ALLREDUCE_CLUSTER", spec.as_json())
+    monkeypatch.setenv("ALLREDUCE_TASK", "chief:0")
+    with ar.Server(spec, "ps", 0):
+        strategy = ar.ParameterServerStrategy(timeout=20)
+        yield strategy
+        strategy.close()
+
+
+def fetched(future: Any) -> Any:
+    """Return a function's result or error, which has to come soon."""
+    deadline = time.monotonic() + 20
+    while not future.done():
+        assert time.monotonic() < deadline, "fetch would wait for ever"
+        time.sleep(0.01)
+    return future.fetch()
+
+
+def test_a_function_whose_worker_is_lost_after_close_ends(
+    chief: ar.ParameterServerStrategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = _Worker()
+    monkeypatch.setattr(module, "Session", lambda *_, **__: worker)
+    with ar.ClusterCoordinator(chief) as coordinator:
+        future = coordinator.schedule(lambda: 1)
+        assert worker.runs.wait(20)
+    worker.is_lost.set()
+    with pytest.raises(ClosedError):
+        fetched(future)
+
+
+def test_no_function_waits_for_workers_that_refuse(
+    chief: ar.ParameterServerStrategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise JoinError("different secrets")
+
+    monkeypatch.setattr(module, "Session", refuse)
+    with ar.ClusterCoordinator(chief) as coordinator:
+        for _ in range(3):
+            with pytest.raises(AllreduceError, match="different secrets"):
+                fetched(coordinator.schedule(lambda: 1))
