@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -319,6 +321,32 @@ def test_a_server_that_was_replaced_is_not_used_again() -> None:
         with pytest.raises(TimeoutError, match="start it again"):
             client.call("status", {})
     client.close()
+
+
+def test_several_threads_may_call_a_server() -> None:
+    spec = describe({"ps": 1, "worker": 1})
+    (client,) = connect_all(spec, "worker:0", b"", 20.0, lambda _: None)
+    done: list[int] = []
+
+    def call() -> None:
+        for _ in range(100):
+            client.call("status", {})
+        done.append(1)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ar.Server(spec, "ps", 0) as server:
+            threads = [threading.Thread(target=call, daemon=True) for _ in range(4)]
+            for each in threads:
+                each.start()
+            for each in threads:
+                each.join(20)
+            assert len(done) == 4
+            assert len(server.connections._inbound) == 1
+            client.close()
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_a_server_that_waits_for_a_worker_ends_with_its_strategy_and_all_others(

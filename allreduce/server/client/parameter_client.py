@@ -7,6 +7,7 @@ import contextlib
 import json
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class Call:
 
 
 class ParameterServer:
-    """One `ps` task as a worker sees it; used by one thread at a time.
+    """One `ps` task as a worker sees it; safe to use from several threads, as a step's lookups are.
 
     Args:
         name: The task: "/job:ps/task:0".
@@ -70,6 +71,7 @@ class ParameterServer:
         self._connections = 0
         self._secret, self._timeout, self._connected = secret, timeout, connected
         self._channel: Channel | None = None
+        self._sending = threading.RLock()  # also of what `connected` calls
         self._waiting: dict[tuple[Channel, int], Answer] = {}
         self._requests = 0
         self._generation: int | None = None
@@ -108,7 +110,8 @@ class ParameterServer:
             assert frame is not None
             if frame.kind == pb.FAILED:
                 raise_failure(frame, self.name)
-            self.nbytes += len(frame.about.json) + sum(each.nbytes for each in call.answer.arrays)
+            with self._sending:
+                self.nbytes += len(frame.about.json) + sum(a.nbytes for a in call.answer.arrays)
             return json.loads(frame.about.json), call.answer.arrays
 
     def finish_or_lose(self, call: Call) -> Reply | None:
@@ -116,14 +119,16 @@ class ParameterServer:
         return self.finish(call) if call.channel is not None and self._has_come(call) else None
 
     def _send(self, call: Call) -> None:
-        channel = self._open()
-        self._requests += 1
-        call.answer, call.channel = Answer(), channel
-        self._waiting[channel, self._requests] = call.answer
         about = pb.Description(method=call.method, json=json.dumps(call.fields))
-        self.nbytes += len(about.json) + sum(each.nbytes for each in call.arrays)
+        with self._sending:
+            channel = self._open()
+            self._requests += 1
+            number = self._requests
+            call.answer, call.channel = Answer(), channel
+            self._waiting[channel, number] = call.answer
+            self.nbytes += len(about.json) + sum(each.nbytes for each in call.arrays)
         try:
-            channel.send(Frame(pb.CALL, about, self._requests), call.arrays)
+            channel.send(Frame(pb.CALL, about, number), call.arrays)
         except PeerLostError:
             call.channel = None
             raise
@@ -207,7 +212,7 @@ class ParameterServer:
                 "[parameter server] %s is lost: %s; waiting up to %g s for it",
                 *(self.name, why, self._timeout),
             )
-        for key in [each for each in self._waiting if each[0] is channel]:
+        for key in [each for each in list(self._waiting) if each[0] is channel]:
             answer = self._waiting.pop(key, None)
             if answer is not None:
                 answer.fill(None, (), why)

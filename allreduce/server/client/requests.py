@@ -118,7 +118,7 @@ class Requests:
         if not self._closed:
             self._lost.add(channel.peer)
             logger.warning("[server] the session has lost %s: %s", channel.peer, why)
-        for key in [each for each in self._waiting if each[0] is channel]:
+        for key in [each for each in list(self._waiting) if each[0] is channel]:
             reply = self._waiting.pop(key, None)
             if reply is not None:
                 reply.fill(None, (), why)
