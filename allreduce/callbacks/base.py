@@ -28,7 +28,6 @@ class Callback(Refusing):
     written by one rank: `if self.rank == 0:`.
 
     Attributes:
-        model: The model.
         params: "epochs", "steps" (None if unknown), "verbose" and "do_validation".
     """
 
@@ -125,9 +124,6 @@ class Monitor:
         name: "val_loss".
         mode: "min", "max", or "auto": "min" for losses, and as the metric's `direction` says.
         min_delta: Smaller changes are none.
-
-    Raises:
-        UsageError: The mode is unknown.
     """
 
     def __init__(self, owner: str, name: str, mode: str, min_delta: float = 0.0) -> None:
@@ -139,11 +135,7 @@ class Monitor:
         self._warned = False
 
     def read(self, logs: Mapping[str, Any] | None, model: Any) -> float | None:
-        """Return the value; None, with a warning on rank 0, if there is none.
-
-        Raises:
-            UsageError: The mode is "auto", and the model does not know the value's direction.
-        """
+        """Return the value; None, with a warning on rank 0, if there is none."""
         value = (logs or {}).get(self.name)
         if value is not None and np.ndim(value) == 0:
             if self._mode == "auto":

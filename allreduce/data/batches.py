@@ -147,10 +147,6 @@ def distribute(
     Args:
         batch: A structure of arrays, `(rows, …)`.
         number: The batch's number, if ranks should compare their batches.
-
-    Raises:
-        UsageError: A leaf is no array, or there is none.
-        ShapeError: Its arrays have different numbers of rows.
     """
     arrays = [np.asarray(leaf) for leaf in leaves(batch)]
     if not arrays:

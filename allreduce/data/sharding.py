@@ -132,11 +132,7 @@ class Sharded:
 
 
 def check_batch_size(batch_size: int) -> None:
-    """Check a batch size.
-
-    Raises:
-        UsageError: It is not an integer above 0.
-    """
+    """Refuse a batch size that is no integer above 0."""
     whole = isinstance(batch_size, int | np.integer) and not isinstance(batch_size, bool)
     if not whole or batch_size < 1:
         raise UsageError(f"batch_size is the global batch, an integer above 0, not {batch_size!r}")

@@ -47,11 +47,7 @@ def get(identifier: Any) -> Function:
 
 
 def name_of(function: Function) -> str:
-    """Return the name by which `get` finds a function again.
-
-    Raises:
-        UsageError: It is not in the table, so a saved model could not name it.
-    """
+    """Return the name by which `get` finds a function again."""
     for name, known in TABLE.items():
         if known is function:
             return name

@@ -74,9 +74,6 @@ def as_samples(
         sample_weight: Weights, likewise, or None.
         kind: What errors put before the names: "validation ".
         may_be_empty: Whether there may be no rows.
-
-    Raises:
-        UsageError, ShapeError: Something is no array of rows, or lengths differ.
     """
     if x is None:
         raise UsageError(f"{kind}x is missing: pass an array with one row per sample")
@@ -177,11 +174,7 @@ def one_pass(batches: Any) -> Iterator[Any]:
 
 
 def as_batch(batch: Any, name: str) -> Samples:
-    """Turn a batch into samples: x, or a tuple or list (x, y) or (x, y, sample_weight).
-
-    Raises:
-        UsageError, ShapeError: It is none.
-    """
+    """Turn a batch into samples: x, or a tuple or list (x, y) or (x, y, sample_weight)."""
     given = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
     if not 1 <= len(given) <= 3:
         raise UsageError(
@@ -200,11 +193,7 @@ def describe(samples: Samples) -> str:
 
 
 def validation_samples(value: Any, *, may_be_empty: bool = False) -> Samples:
-    """Turn `validation_data` that is no iterable of batches into arrays.
-
-    Raises:
-        UsageError, ShapeError: It is no (x, y) or (x, y, sample_weight), or they do not fit.
-    """
+    """Turn `validation_data` that is no iterable of batches into arrays."""
     if not isinstance(value, tuple | list) or len(value) not in (2, 3):
         shape = getattr(value, "shape", None)
         shown = f"{value!r:.60}" if shape is None else f"one array of shape {shape}"
@@ -218,11 +207,7 @@ def validation_samples(value: Any, *, may_be_empty: bool = False) -> Samples:
 
 
 def split(samples: Samples, share: float) -> tuple[Samples, Samples]:
-    """Take the last rows away for validation, as Keras does.
-
-    Raises:
-        UsageError: One part would be empty.
-    """
+    """Take the last rows away for validation, as Keras does."""
     at = int(samples.rows * (1 - share))
     if not 0 < at < samples.rows:
         raise UsageError(
@@ -233,11 +218,7 @@ def split(samples: Samples, share: float) -> tuple[Samples, Samples]:
 
 
 def with_class_weight(samples: Samples, class_weight: Mapping[int, float]) -> Samples:
-    """Give samples the weights of their classes; a class that is not named counts 1.
-
-    Raises:
-        UsageError: There are weights already, or targets of no or several outputs.
-    """
+    """Give samples the weights of their classes; a class that is not named counts 1."""
     if samples.sample_weight is not None:
         raise UsageError("pass class_weight or sample_weight, not both: multiply them beforehand")
     if samples.y is None or len(pytree.leaves(samples.y)) != 1:
@@ -264,11 +245,7 @@ def _class_numbers(samples: Samples) -> np.ndarray:
 
 
 def check_class_weight(class_weight: Any) -> None:
-    """Refuse what is no dict of weights by class.
-
-    Raises:
-        UsageError: It is none.
-    """
+    """Refuse what is no dict of weights by class."""
     numbers = int | float | np.number
     if class_weight is not None and not (
         isinstance(class_weight, Mapping)

@@ -245,11 +245,7 @@ def _report(answer: Answer, totals: Totals) -> Report:
 
 
 def _check(x: Any, y: Any, options: FitOptions) -> None:
-    """Refuse data whose rows cannot be dealt out.
-
-    Raises:
-        UnsupportedError: It is an iterable, or each worker has rows of its own.
-    """
+    """Refuse data whose rows cannot be dealt out."""
     if gives_batches(x, y) or gives_batches(options.validation_data):
         raise UnsupportedError(
             "fit with ParameterServerStrategy deals out the rows of arrays, and batches of an "

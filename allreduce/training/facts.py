@@ -40,7 +40,6 @@ def array(value: np.ndarray | None, remedy: str, *, contents: bool = True) -> Fa
     """Make a fact of an array, or of None.
 
     Args:
-        value: The array.
         remedy: The remedy if it differs.
         contents: Whether to compare the number of rows and a sample of the values, or only the
             dtype and the shape of a row.
@@ -65,7 +64,6 @@ def check_equal(ranks: Ranks, what: str, facts: Facts) -> None:
     """Compare the facts of all ranks: one small exchange if they agree, a second if they differ.
 
     Args:
-        ranks: The ranks that compare.
         what: The caller, equal on every rank: "fit".
         facts: By name, the most important first.
 
@@ -94,7 +92,6 @@ def raising_on_all_ranks(ranks: Ranks, what: str) -> Iterator[None]:
 
     Args:
         ranks: As `check_equal` takes them.
-        what: As for `check_equal`.
     """
     try:
         yield

@@ -163,9 +163,7 @@ class _Shortage:
 
         Args:
             what: "x".
-            name: The option's name.
             wanted: Its value; None if any number will do, but 0.
-            found: The number of batches.
         """
         if found >= (wanted or 1) or what in self._reported:
             return
@@ -179,11 +177,7 @@ class _Shortage:
 
 
 def _check_not_first(replicator: Replicator, epoch: int, options: FitOptions) -> None:
-    """Warn on rank 0 that an iterator has no more batches; all ranks come here together.
-
-    Raises:
-        UsageError: It never had any.
-    """
+    """Warn on rank 0 that an iterator has no more batches; all ranks come here together."""
     if epoch == options.initial_epoch:
         raise UsageError("fit: x gave no batch; an iterator that was gone through gives no more")
     if rank_of(replicator) == 0:
@@ -376,10 +370,8 @@ def on_batch(
     """Run one step on a global batch, equal on all ranks; every rank calls it.
 
     Args:
-        model: The model.
         what: "train_on_batch", "test_on_batch" or "predict_on_batch".
         samples: (x, y, sample_weight), or (x,).
-        class_weight: The weights of classes.
 
     Returns:
         The batch's loss and metrics, or outputs.

@@ -16,11 +16,7 @@ from allreduce.training.ranks import gather_integers, raise_together, size_of
 
 
 def as_callbacks(given: Any) -> list[Callback]:
-    """Return a list of callbacks.
-
-    Raises:
-        UsageError: Something else is among them, or one has a method that is never called.
-    """
+    """Return a list of callbacks."""
     if given is None:
         return []
     found = list(given) if isinstance(given, Iterable) else [given]
@@ -43,7 +39,6 @@ class Hooks:
     """The callbacks of one call of `fit`, `evaluate` or `predict`.
 
     Args:
-        model: The model.
         callbacks: What to call, in this order.
         params: What `Callback.params` says.
     """

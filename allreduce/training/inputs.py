@@ -19,11 +19,7 @@ BATCH_PER_REPLICA = 32  # Keras's default batch, on every replica
 
 
 def training_data(x: Any, y: Any, options: FitOptions) -> tuple[Any, Any]:
-    """Read x, y and validation_data: Samples, or iterables of batches.
-
-    Raises:
-        UsageError, ShapeError: They do not fit each other or the options.
-    """
+    """Read x, y and validation_data: Samples, or iterables of batches."""
     sharded = is_sharded(options.data)
     if not gives_batches(x, y):
         samples = as_samples(x, y, options.sample_weight, may_be_empty=sharded)
@@ -57,11 +53,7 @@ def refuse_beside_batches(**given: Any) -> None:
 
 
 def resolve_batch_size(batch_size: int | None, replicator: Any) -> int:
-    """Return the global batch size: 32 per replica unless it is given.
-
-    Raises:
-        UsageError: It is not an integer above 0.
-    """
+    """Return the global batch size: 32 per replica unless it is given."""
     if batch_size is None:
         return int(BATCH_PER_REPLICA * replicator.num_replicas_in_sync)
     check_batch_size(batch_size)

@@ -140,7 +140,6 @@ def _in_order(
     """Put every rank's rows where they stood in the batches.
 
     Args:
-        replicator: The replicas.
         sizes: How many rows each replica had, in each step.
         mine: The rows that this process's replicas gave, step by step.
     """

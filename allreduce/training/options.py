@@ -17,11 +17,7 @@ SHARDED, SAME = "sharded", "same"
 
 @dataclass(frozen=True, slots=True)
 class FitOptions:
-    """The options of `Model.fit`, which says what they mean.
-
-    Raises:
-        UsageError: One is of another kind than its default, or out of range.
-    """
+    """The options of `Model.fit`, which says what they mean."""
 
     batch_size: int | None = None
     epochs: int = 1
@@ -89,11 +85,7 @@ def _int(value: Any) -> int | None:
 
 
 def is_sharded(data: str) -> bool:
-    """Return whether each rank brings rows of its own.
-
-    Raises:
-        UsageError: `data` is neither of the two.
-    """
+    """Return whether each rank brings rows of its own; refuse another text."""
     if not isinstance(data, str) or data not in (SAME, SHARDED):
         raise UsageError(
             f'data is "{SAME}" (every rank passes equal arrays) or "{SHARDED}" (its own), not '

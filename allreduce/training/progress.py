@@ -41,11 +41,7 @@ def describe_batch(batch_size: int, replicas: int) -> str:
 
 
 def resolve(verbose: Any, rank: int) -> int:
-    """Turn `verbose` into 0 (nothing), 1 (bars on a terminal) or 2 (lines).
-
-    Raises:
-        UsageError: It is none of "auto", 0, 1, 2.
-    """
+    """Turn `verbose` into 0 (nothing), 1 (bars on a terminal) or 2 (lines)."""
     if not isinstance(verbose, str | int | np.integer) or verbose not in ("auto", 0, 1, 2):
         raise UsageError(
             f'verbose is "auto", 0, 1 or 2, not {verbose!r}{did_you_mean(verbose, ["auto"])}'

@@ -116,7 +116,6 @@ def gather_rows(replicator: Replicator, rows: np.ndarray, counts: Sequence[int])
     """All-gather rows, bit for bit, and return those of all ranks, by rank.
 
     Args:
-        replicator: The replicator of the ranks.
         rows: This rank's rows, `(counts[rank], …)`.
         counts: The number of rows of each rank.
     """

@@ -107,9 +107,7 @@ class ArraySource:
     """Arrays, cut into global batches; with `sharded` its construction is a collective call.
 
     Args:
-        replicator: The replicas.
         samples: This rank's arrays.
-        batch_size: The global batch.
         sharded: Whether each rank has rows of its own.
         kind: What errors put before "x".
         steps: How many batches an epoch has; None for all.
@@ -118,9 +116,6 @@ class ArraySource:
 
     Attributes:
         rows: How many rows this rank has.
-
-    Raises:
-        UsageError: No rank has any rows.
     """
 
     def __init__(
@@ -204,14 +199,12 @@ class IterableSource:
     Its construction is a collective call.
 
     Args:
-        replicator: The replicas.
         batches: Iterated anew for each pass, or once if it is an iterator; nothing is drawn from an
             iterator before the epoch that needs it.
         sharded: Whether each rank has batches of its own.
         what: What errors call a batch of it: "batch", "validation batch".
         steps: How many batches an epoch has; None for a whole pass.
         prepare: Checks a batch's samples against the model; gets them and what errors call them.
-        class_weight: The weights of classes.
         goes_on: Whether an epoch of some steps goes on where the last one ended, instead of in a
             new pass; with an iterator it always does.
     """
@@ -364,7 +357,6 @@ class IterableSource:
         """Make the step's arguments.
 
         Args:
-            batch: This rank's.
             sizes: How many rows each replica of any rank has.
             before: The index of this rank's first row in the global batch, where it is its own.
         """

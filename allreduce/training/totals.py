@@ -22,7 +22,6 @@ class Totals:
     Steps do not wait for values that devices are still copying to the host.
 
     Args:
-        replicator: The replicas.
         state_values: For each result that is an increment of a metric's state, the function from
             the sum to the value. All other results are values per sample, which are averaged.
 

@@ -105,9 +105,6 @@ def differentiate(
 
     Returns:
         One tensor per start; zeros if no end depends on it.
-
-    Raises:
-        UnsupportedError: An operator in between has no gradient; the message names it.
     """
     trace = current_trace()
     assert trace is not None, "a trace differentiates"

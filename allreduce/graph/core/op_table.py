@@ -106,11 +106,7 @@ _TABLE: dict[str, Op] = {}
 
 def _registering(make: Callable[P, Op]) -> Callable[P, Op]:
     def register(*fields: P.args, **others: P.kwargs) -> Op:
-        """Add a row; takes its fields.
-
-        Raises:
-            InternalError: The name is taken.
-        """
+        """Add a row; takes its fields."""
         op = make(*fields, **others)
         if op.name in _TABLE:
             raise InternalError(f"operator {op.name!r} is registered twice")
@@ -124,11 +120,7 @@ register = _registering(Op)
 
 
 def lookup(name: str) -> Op:
-    """Return a row by name.
-
-    Raises:
-        UsageError: There is no such operator; the message suggests the nearest.
-    """
+    """Return a row by name."""
     try:
         return _TABLE[name]
     except KeyError:

@@ -24,11 +24,7 @@ def is_on(name: str) -> bool:
 
 
 def switch(name: str, on: bool) -> None:
-    """Turn an optional pass on or off for later traces.
-
-    Raises:
-        UsageError: No such pass exists, or `on` is not a bool.
-    """
+    """Turn an optional pass on or off for later traces."""
     global _off
     if name not in OPTIONAL:
         raise unknown_name("pass", name, OPTIONAL)

@@ -80,7 +80,6 @@ def treedef(structure: Any, ordered: bool = False) -> Hashable:
     """Describe the structure without its leaves, as a hashable value.
 
     Args:
-        structure: The nested structure.
         ordered: Whether dicts with another insertion order differ.
     """
     if isinstance(structure, _SEQUENCES):

@@ -29,11 +29,7 @@ def set_seed(seed: int) -> None:
 
 
 def checked(seed: Any) -> int:
-    """Check a seed.
-
-    Raises:
-        UsageError: It is not an integer from 0 to 2**63 - 1.
-    """
+    """Refuse a seed that is no integer from 0 to 2**63 - 1."""
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
         raise UsageError(f"the seed is an integer from 0 to 2**63 - 1, not {seed!r}")
     return seed

@@ -161,11 +161,7 @@ def watched(frame: Frame, node: Node, step: Callable[[], None]) -> Callable[[], 
 
 
 def check_value(frame: Frame, node: Node) -> None:
-    """Raise an error if the value of an operation or an ended collective is not finite.
-
-    Raises:
-        NumericsError: The message names the operation, or the variable of a gradient.
-    """
+    """Raise an error if the value of an operation or an ended collective is not finite."""
     if node.op == "all_reduce_norm":  # of sums that were looked at
         return
     if "bucket" not in node.attrs:
@@ -196,11 +192,7 @@ def _sums(frame: Frame, node: Node) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def check_parameters(frame: Frame, node: Node) -> None:
-    """Raise an error if parameters are not finite after an update.
-
-    Raises:
-        NumericsError: The message names the variable.
-    """
+    """Raise an error if parameters are not finite after an update."""
     for name, gradient, parameters in _variables(frame, node):
         what = f"the update of {name!r}"
         numerics.check(what, node.source, parameters, [gradient], _when(frame))

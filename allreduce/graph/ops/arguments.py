@@ -16,11 +16,7 @@ from allreduce.graph.core.tensor import Tensor
 
 
 def as_dtype(dtype: Any) -> np.dtype[Any]:
-    """Read a dtype of numbers or booleans.
-
-    Raises:
-        UsageError: There is no such dtype, or tensors cannot have it.
-    """
+    """Read a dtype of numbers or booleans."""
     try:
         wanted: np.dtype[Any] = np.dtype(dtype)
     except TypeError:
@@ -41,11 +37,7 @@ def as_number(what: str, value: Any) -> Any:
 
 
 def as_held(what: str, value: Any, dtype: np.dtype[Any]) -> None:
-    """Refuse a number that a dtype does not hold.
-
-    Raises:
-        UsageError: It is no number, or an integer beyond the dtype's range.
-    """
+    """Refuse a number that a dtype does not hold."""
     try:
         np.asarray(as_number(what, value), dtype)
     except (OverflowError, ValueError) as error:
@@ -53,11 +45,7 @@ def as_held(what: str, value: Any, dtype: np.dtype[Any]) -> None:
 
 
 def as_axes(what: str, x: Tensor, axis: Any, new: int = 0) -> tuple[int, ...]:
-    """Read the axes of `x` that an operator works along, `new` ones that it inserts included.
-
-    Raises:
-        ShapeError: One is no integer, out of range, or there twice.
-    """
+    """Read the axes of `x` that an operator works along, `new` ones that it inserts included."""
     try:
         return normalize_axes(axis, x.ndim + new)
     except ShapeError as error:
@@ -65,11 +53,7 @@ def as_axes(what: str, x: Tensor, axis: Any, new: int = 0) -> tuple[int, ...]:
 
 
 def as_axis(what: str, x: Tensor, axis: Any, new: int = 0) -> int:
-    """Read one axis, as `as_axes` does several.
-
-    Raises:
-        ShapeError: It is not one integer in range.
-    """
+    """Read one axis, as `as_axes` does several."""
     axes = as_axes(what, x, axis, new)
     if axis is None or len(axes) != 1:
         raise ShapeError(f"{users_line()}: {what} of {show(x.shape)}: needs one axis, got {axis}")
@@ -77,11 +61,7 @@ def as_axis(what: str, x: Tensor, axis: Any, new: int = 0) -> int:
 
 
 def as_shape(what: str, shape: Any, smallest: int = 0) -> Shape:
-    """Read a shape: sizes that are integers or named, or a single one.
-
-    Raises:
-        ShapeError: A size is neither, or an integer below `smallest`.
-    """
+    """Read a shape: sizes that are integers or named, or a single one."""
     sizes = shape if isinstance(shape, Sequence | np.ndarray) else (shape,)
     try:
         result = tuple(_as_size(size) for size in sizes)

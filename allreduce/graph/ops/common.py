@@ -43,11 +43,7 @@ def cast(x: Any, dtype: Any) -> Tensor:
 
 
 def promote(ufunc: np.ufunc, *values: Any) -> list[Tensor]:
-    """Make tensors of the operands, cast to the dtype of `ufunc`'s loop.
-
-    Raises:
-        UsageError: The ufunc has no loop for these dtypes, or a Python number does not fit.
-    """
+    """Make tensors of the operands, cast to the dtype of `ufunc`'s loop."""
     operands = _operands(values)
     kinds = [each.dtype if isinstance(each, Tensor) else type(each) for each in operands]
     try:
@@ -58,11 +54,7 @@ def promote(ufunc: np.ufunc, *values: Any) -> list[Tensor]:
 
 
 def promote_together(*values: Any) -> list[Tensor]:
-    """Make tensors of the operands, cast to the one dtype that holds them all.
-
-    Raises:
-        UsageError: A Python number does not fit.
-    """
+    """Make tensors of the operands, cast to the one dtype that holds them all."""
     operands = _operands(values)
     dtype = np.result_type(*[each.dtype if isinstance(each, Tensor) else each for each in operands])
     try:
@@ -188,11 +180,7 @@ def reshaped(x: Tensor, shape: Sequence[Size]) -> Tensor:
 
 
 def infer_shape(old: Shape, new: Shape) -> Shape:
-    """Replace the -1 of a reshape and check that no element is lost.
-
-    Raises:
-        ShapeError: The element counts differ, or -1 stands for a size that is not whole.
-    """
+    """Replace the -1 of a reshape and check that no element is lost."""
     what = f"{users_line()}: cannot reshape {show(old)} to {show(new)}"
     new = tuple(map(normal, new))
     unknown = [axis for axis, size in enumerate(new) if size == -1]

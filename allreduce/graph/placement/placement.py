@@ -48,10 +48,6 @@ def place(
         graph: The traced graph; a node's device is the one that scopes asked for.
         home: The replica's own device, in full.
         available: The devices that it may use, in full.
-
-    Raises:
-        DeviceError: A node asks for a device that does not exist or cannot run it, and soft
-            placement is off.
     """
     rewriter = Rewriter(graph)
     log: list[PlacementRow] = []
@@ -80,9 +76,6 @@ def check_exists(what: str, asked: DeviceName, places: DeviceMap) -> None:
 
     Args:
         what: The new object, for errors: "layer 'dense' (Dense)".
-
-    Raises:
-        DeviceError: No device has this name, and soft placement is off.
     """
     exists = any(map(asked.matches, places.names))
     if not exists and not options.current().soft_device_placement:
@@ -173,11 +166,7 @@ def _host(near: DeviceName, available: Sequence[DeviceName]) -> DeviceName:
 def requested(
     node: Node, asked: DeviceName, home: DeviceName, available: Sequence[DeviceName]
 ) -> tuple[DeviceName, str]:
-    """Return the device that a node asks for, with the reason.
-
-    Raises:
-        DeviceError: It does not exist or cannot run the node, and soft placement is off.
-    """
+    """Return the device that a node asks for, with the reason."""
     op = lookup(node.op)
     # Home first, so that an incomplete name does not move anything for nothing.
     found = [device for device in (home, *available) if asked.matches(device)]

@@ -80,11 +80,7 @@ class Compiled:
         return [bound for executor in self.executors for bound in executor.bound_programs]
 
     def begin(self) -> None:
-        """Decide before a step whether it completes an update.
-
-        Raises:
-            UsageError: An optimizer was told to accumulate gradients after the step was traced.
-        """
+        """Decide before a step whether it completes an update."""
         for rule, plan in self.updates:
             size = rule.gradient_accumulation
             if size > 1 and not self.accumulates:
@@ -101,11 +97,7 @@ class Compiled:
 
 
 def compile_step(host: LocalReplicas, fn: Callable[..., Any], arguments: Arguments) -> Compiled:
-    """Trace `fn` and compile it for every local replica; all ranks call this.
-
-    Raises:
-        UsageError: The function uses a variable of other replicas than `host`'s.
-    """
+    """Trace `fn` and compile it for every local replica; all ranks call this."""
     with events.span("compile", function=name_of(fn)):
         graph, returned = _trace(host, fn, arguments)
         if host.num_replicas_in_sync > 1:
@@ -165,11 +157,7 @@ def _in_buckets(
 def compile_alone(
     host: LocalReplicas, fn: Callable[..., Any], arguments: Arguments, replica: Replica
 ) -> Compiled:
-    """Trace `fn` and compile it for one of several replicas, without the others.
-
-    Raises:
-        UsageError: The function changes variables, which all replicas must do together.
-    """
+    """Trace `fn` and compile it for one of several replicas, without the others."""
     with events.span("compile", function=name_of(fn)):
         graph, returned = _trace(host, fn, arguments)
         if any(lookup(node.op).kind == "collective" for node in graph.nodes):

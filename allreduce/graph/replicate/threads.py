@@ -60,9 +60,6 @@ class Threads:
 
         Returns:
             The results.
-
-        Raises:
-            UsageError: This process was forked from the one that owns the threads.
         """
         if self._inherited:
             raise UsageError(

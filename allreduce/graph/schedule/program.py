@@ -74,11 +74,7 @@ class Program:
         return "\n".join(lines)
 
     def check(self) -> None:
-        """Check that every value exists before it is read, and every event before it is awaited.
-
-        Raises:
-            InternalError: It does not; the message names the instruction.
-        """
+        """Check that every value exists before it is read, and every event before it is awaited."""
         made = set(self.given)
         for index, instruction in enumerate(self.instructions):
             missing = [i for i in instruction.node.inputs if i not in made]

@@ -23,11 +23,7 @@ from allreduce.graph.trace.trace import HOST, current_trace
 
 
 def as_tensor(value: Any, dtype: Any = None) -> Tensor:
-    """Convert an operator's input: a tensor, variable, array, number or nested list.
-
-    Raises:
-        UsageError: The value has no elements of one numeric type.
-    """
+    """Convert an operator's input: a tensor, variable, array, number or nested list."""
     if isinstance(value, ConcreteTensor):
         return value if current_trace() is None else _constant(value.value)
     if isinstance(value, EagerTensor) and value.trace is not current_trace():
@@ -71,11 +67,7 @@ def current_place(op: str, value: np.ndarray) -> DeviceName:
 
 
 def apply(name: str, *inputs: Any, **attrs: Any) -> Tensor:
-    """Record one operator in a trace, or run it at once outside of functions.
-
-    Raises:
-        ShapeError: The inputs do not fit the operator; the message has the user's line.
-    """
+    """Record one operator in a trace, or run it at once outside of functions."""
     op = lookup(name)
     tensors = [as_tensor(value) for value in inputs]
     if op.is_product and options.current().mixed_precision is not None:

@@ -59,11 +59,7 @@ class OutputStructure:
 
 
 def take_apart(result: Any) -> tuple[OutputStructure, list[TracedTensor]]:
-    """Separate the tensors of a function's result from its structure.
-
-    Raises:
-        UsageError: The result contains neither a tensor nor a Python value.
-    """
+    """Separate the tensors of a function's result from its structure."""
     outputs: list[TracedTensor] = []
 
     def fetch(leaf: Any) -> Any:

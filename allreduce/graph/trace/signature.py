@@ -105,9 +105,6 @@ def take_apart(structure: Any, local_replicas: int, like: Arguments | None = Non
         structure: (args, kwargs), nested, of PerReplica values, arrays, variables, Python values.
         local_replicas: The number of values that a PerReplica must have.
         like: The arguments of an earlier call; if these look alike, they share its key.
-
-    Raises:
-        UsageError, ShapeError: PerReplica arguments do not fit the replicas or each other.
     """
     again = None if like is None else _alike(structure, local_replicas, like)
     if again is not None:

@@ -72,11 +72,7 @@ class Trace:
         return TracedTensor(self, id, self.nodes[id].spec)
 
     def own(self, tensor: TracedTensor, what: str) -> TracedTensor:
-        """Return this trace's tensor for an argument of `what`.
-
-        Raises:
-            UsageError: It belongs to another traced function.
-        """
+        """Return this trace's tensor for an argument of `what`."""
         if tensor.trace is not self:
             raise UsageError(
                 f"{users_line()}: {what} got a tensor that was made in another traced function; "
@@ -177,10 +173,6 @@ def line_of(tensor: Tensor) -> str:
 
 
 def check_outside(what: str, instead: str) -> None:
-    """Raise an error inside a step.
-
-    Raises:
-        UsageError: The call is inside a step; the message says what to do instead.
-    """
+    """Raise an error inside a step."""
     if current_trace() is not None:
         raise UsageError(f"{users_line()}: {what} was called inside a step; {instead}")

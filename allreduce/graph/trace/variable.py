@@ -114,11 +114,7 @@ class Variable(Operators):
         return read(self._local("session.read(variable) returns its value"))
 
     def _local(self, instead: str) -> np.ndarray:
-        """Return the first replica's value.
-
-        Raises:
-            UsageError: A task of a cluster holds the variable; says what to do instead.
-        """
+        """Return the first replica's value."""
         if self.initial is not None:
             raise UsageError(
                 f"{users_line()}: variable {self.name!r} is held by {self.device}, not by this "

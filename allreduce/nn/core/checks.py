@@ -19,11 +19,7 @@ from allreduce.nn.core.layer import Layer
 
 
 def same_replicator(model: Layer) -> None:
-    """Refuse a model whose layers or variables were made in another scope than itself.
-
-    Raises:
-        UsageError: Names the layer or variable, and the remedy.
-    """
+    """Refuse a model whose layers or variables were made in another scope than itself."""
     for layer in inner_layers(model).values():
         if layer.replicator is not model.replicator:
             raise UsageError(_elsewhere("layer", layer.path or layer.name, layer, model))
@@ -49,11 +45,7 @@ def _scope(replicator: Any) -> str:
 
 
 def check_features(layer: Layer, inputs: Tensor, expected: int) -> None:
-    """Refuse inputs whose last axis differs from the one that the variables were made for.
-
-    Raises:
-        ShapeError: They differ; the message has both.
-    """
+    """Refuse inputs whose last axis differs from the one that the variables were made for."""
     if not inputs.ndim or inputs.shape[-1] != expected:
         raise ShapeError(
             f"{users_line()}: layer {layer.path or layer.name!r} takes inputs of shape "
@@ -62,22 +54,14 @@ def check_features(layer: Layer, inputs: Tensor, expected: int) -> None:
 
 
 def whole(layer: str, what: str, value: Any) -> int:
-    """Read a count.
-
-    Raises:
-        UsageError: It is no integer above 0.
-    """
+    """Read a count, an integer above 0."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise UsageError(f"{layer} takes {what}, an integer above 0, not {value!r:.60}")
     return int(value)
 
 
 def between(layer: str, what: str, value: Any, low: float, high: float) -> float:
-    """Read a number from `low` to below `high`.
-
-    Raises:
-        UsageError: It is none.
-    """
+    """Read a number from `low` to below `high`."""
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not number or not low <= value < high:
         raise UsageError(f"{layer} takes {what}, a number from {low} to below {high}: {value!r}")
@@ -85,22 +69,14 @@ def between(layer: str, what: str, value: Any, low: float, high: float) -> float
 
 
 def known_padding(layer: str, padding: Any) -> str:
-    """Read the name of a padding.
-
-    Raises:
-        UsageError: There is none of that name.
-    """
+    """Read the name of a padding."""
     if not isinstance(padding, str) or padding not in PADDINGS:
         raise UsageError(f"{layer} takes padding {' or '.join(map(repr, PADDINGS))}: {padding!r}")
     return padding
 
 
 def class_numbers(model: Layer, labels: np.ndarray, name: str) -> None:
-    """Refuse labels that are none of a model's classes, before a step meets them.
-
-    Raises:
-        UsageError: Names the first of them, and its row in the whole array.
-    """
+    """Refuse labels that are none of a model's classes, before a step meets them."""
     outputs = model.output_shape
     classes = outputs[-1] if isinstance(outputs, tuple) and outputs else None
     if not isinstance(classes, int):
@@ -139,9 +115,6 @@ def known_numbers(lookups: Lookups, named: Mapping[str, np.ndarray]) -> None:
     Args:
         lookups: What `tables` found.
         named: The step's inputs by what errors call them: whole arrays.
-
-    Raises:
-        UsageError: Names the layer, the first of the numbers, and its row in the whole array.
     """
     names = list(named)
     for layer, index, rows in lookups:
@@ -178,12 +151,7 @@ def _find_layers(layer: Layer, prefix: str, seen: set[Layer], found: dict[str, L
 
 
 def assign_all(model: Layer, weights: Sequence[Any]) -> None:
-    """Change all of a model's variables, or none.
-
-    Raises:
-        UsageError: There are more or fewer weights than variables, or one is of no fitting dtype.
-        ShapeError: A shape differs; the message names the variable.
-    """
+    """Change all of a model's variables, or none."""
     variables = model.variables
     if len(weights) != len(variables):
         raise UsageError(
@@ -213,11 +181,7 @@ def _converted(variable: Variable, weight: Any) -> np.ndarray:
 
 
 def as_dtype_of(variable: Variable, array: np.ndarray, what: str) -> np.ndarray:
-    """Cast a value to a variable's dtype, between floats or integers of different sizes too.
-
-    Raises:
-        UsageError: The value is of another kind.
-    """
+    """Cast a value to a variable's dtype, between floats or integers of different sizes too."""
     if array.dtype.kind not in "biuf" or not np.can_cast(array.dtype, variable.dtype, "same_kind"):
         raise UsageError(
             f"{what}: variable {variable.name!r} holds {variable.dtype}, but the value given for "

@@ -26,11 +26,7 @@ def check(layer: Any, config: Any) -> None:
     assumed to be passed on.
 
     Args:
-        layer: The layer.
         config: The result of its `get_config`.
-
-    Raises:
-        UsageError: It does not; names the class and the argument.
     """
     kind = type(layer)
     if not isinstance(config, Mapping):

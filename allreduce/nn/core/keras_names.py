@@ -74,9 +74,5 @@ OF_METRICS: Mapping[str, str] = {
 
 
 def refuse(method: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
-    """Refuse keywords that a method does not take, and say what replaces them here.
-
-    Raises:
-        UsageError: There is one.
-    """
+    """Refuse keywords that a method does not take, and say what replaces them here."""
     keywords.refuse(method, unknown, _ELSEWHERE.get(method.__name__, {}))

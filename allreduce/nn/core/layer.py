@@ -261,9 +261,6 @@ class Layer(Refusing):
         """Return the class's name and the config as plain data, as files contain them.
 
         Options of all layers that the config lacks are added.
-
-        Raises:
-            UsageError: The class cannot be made from the config; the message names the argument.
         """
         kind, config = type(self), self.get_config()
         configs.check(self, config)

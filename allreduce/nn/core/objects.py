@@ -21,9 +21,6 @@ def describe(value: Any, table: Table) -> dict[str, Any]:
     Args:
         value: A function, or an object that is called like one.
         table: The library's functions by name.
-
-    Raises:
-        UsageError: It is an object of one's own that does not say how it was made.
     """
     for name, known in table.items():
         if value is known:
@@ -38,10 +35,6 @@ def config_of(value: Any) -> dict[str, Any]:
     those names.
 
     A `get_config` inherited from the library does not know the class's constructor.
-
-    Raises:
-        UsageError: An argument is no attribute, or the class hides its arguments, or does not
-            accept its config.
     """
     kind = type(value)
     try:
@@ -79,7 +72,6 @@ def misfit(kind: type, config: Mapping[str, Any], required: Iterable[str]) -> st
     """Say why a class's constructor cannot take a config; nothing if it can.
 
     Args:
-        kind: The class.
         config: The result of its `get_config`.
         required: The arguments that have to be there, if the class has its own constructor, but
             inherits `get_config`.
@@ -110,12 +102,8 @@ def restore(kind: str, config: Any, table: Table, custom: Mapping[str, Any]) -> 
 
     Args:
         kind: Its kind, for errors: "loss".
-        config: The result of `describe`.
         table: The library's functions by name.
         custom: One's own functions, objects and classes by name.
-
-    Raises:
-        UsageError: There is none of that name, or its class does not take its own config.
     """
     if isinstance(config, Mapping) and isinstance(name := config.get("library"), str):
         if name not in table:
@@ -135,11 +123,7 @@ def restore(kind: str, config: Any, table: Table, custom: Mapping[str, Any]) -> 
 
 
 def make(kind: type, config: Mapping[str, Any]) -> Any:
-    """Make an object of its class and config.
-
-    Raises:
-        UsageError: The class does not take it.
-    """
+    """Make an object of its class and config."""
     try:
         return kind(**config)
     except TypeError as error:

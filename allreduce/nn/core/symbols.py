@@ -60,7 +60,6 @@ class Call:
     """A call of a layer on symbols.
 
     Attributes:
-        layer: The layer.
         inputs: The structure of symbols that it was called on.
         training: As given to the call; None for the model's mode.
         outputs: The structure of symbols that it gave.
@@ -85,11 +84,7 @@ def has_symbols(inputs: Any) -> bool:
 
 
 def record(layer: Any, inputs: Any, training: bool | None) -> Any:
-    """Record a call on symbols; the layer is built by a trace for its shapes.
-
-    Raises:
-        UsageError: Some of the inputs are symbols and others are not.
-    """
+    """Record a call on symbols; the layer is built by a trace for its shapes."""
 
     def symbol(leaf: Any) -> Symbol:
         found = symbol_of(leaf)
@@ -116,11 +111,7 @@ def record(layer: Any, inputs: Any, training: bool | None) -> Any:
 
 
 def calls_between(inputs: list[Symbol], outputs: list[Symbol]) -> list[Call]:
-    """List the calls that lead from inputs to outputs, in the order in which they were made.
-
-    Raises:
-        UsageError: An output depends on an input that is not among these.
-    """
+    """List the calls that lead from inputs to outputs, in the order in which they were made."""
     found: dict[int, Call] = {}
     for symbol in _ancestors(outputs, set(inputs)):
         if symbol.call is not None:

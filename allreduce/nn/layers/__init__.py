@@ -1,4 +1,4 @@
-"""Layers, one file each; their rows are in `allreduce/nn/models/registry.py`."""
+"""Layers, one file each; `name`, `dtype` and `trainable` are those of `Layer`, their base."""
 
 from typing import TYPE_CHECKING
 

@@ -14,8 +14,6 @@ class Activation(Layer):
 
     Args:
         activation: A name or a function.
-        name: What summaries and errors call it.
-        dtype: The dtype it computes in.
     """
 
     def __init__(

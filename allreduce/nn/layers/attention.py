@@ -32,9 +32,6 @@ class MultiHeadAttention(Layer):
         dropout: The share of the weights that are dropped in training.
         use_bias: Whether the projections have biases.
         causal: Whether a position attends only to positions up to its own.
-        name: Its name in summaries and errors.
-        dtype: The dtype of its computation.
-        trainable: Whether optimizers change its variables.
     """
 
     def __init__(

@@ -31,9 +31,6 @@ class Conv2D(Layer):
         use_bias: Whether to add a bias.
         kernel_initializer: The initial kernel, `(height, width, channels / groups, filters)`.
         bias_initializer: The initial bias, `(filters,)`.
-        name: Its name in summaries and errors.
-        dtype: The dtype of its computation.
-        trainable: Whether optimizers change its variables.
     """
 
     kernel: Variable

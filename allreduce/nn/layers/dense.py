@@ -23,9 +23,6 @@ class Dense(Layer):
         use_bias: Whether to add a bias.
         kernel_initializer: The initial kernel, `(features, units)`.
         bias_initializer: The initial bias, `(units,)`.
-        name: Its name in summaries and errors.
-        dtype: The dtype of its computation.
-        trainable: Whether optimizers change its variables.
     """
 
     kernel: Variable

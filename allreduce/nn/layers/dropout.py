@@ -16,8 +16,6 @@ class Dropout(Layer):
 
     Args:
         rate: The share to drop, from 0 to below 1.
-        name: Its name in summaries and errors.
-        dtype: The dtype of its computation.
     """
 
     def __init__(

@@ -28,7 +28,6 @@ class Embedding(Layer):
         input_dim: How many numbers there are.
         output_dim: The size of a vector.
         embeddings_initializer: The initial vectors, `(input_dim, output_dim)`.
-        name: Its name in summaries and errors.
         dtype: The dtype of the vectors.
         trainable: Whether optimizers change them.
     """

@@ -20,7 +20,6 @@ class Input(Layer):
 
     Args:
         shape: The shape of one sample, without the batch.
-        name: Its name in summaries and errors.
         dtype: The dtype of samples; `ar.config.floatx()` by default, an integer type for indices.
     """
 

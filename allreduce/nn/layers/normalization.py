@@ -63,9 +63,6 @@ class LayerNorm(_Normalization):
         epsilon: Added to the variance.
         center: Whether to shift, by a variable `beta`.
         scale: Whether to scale, by a variable `gamma`.
-        name: Its name in summaries and errors.
-        dtype: The dtype of its computation.
-        trainable: Whether optimizers change its variables.
     """
 
     def __init__(
@@ -101,9 +98,6 @@ class BatchNorm(_Normalization):
         center: Whether to shift, by a variable `beta`.
         scale: Whether to scale, by a variable `gamma`.
         synchronized: Whether training uses the statistics of the global batch.
-        name: Its name in summaries and errors.
-        dtype: The dtype of its computation.
-        trainable: Whether optimizers change its variables.
     """
 
     moving_mean: Variable

@@ -19,8 +19,6 @@ class _Pooling(Layer):
         pool_size: Of the windows, an integer or (height, width).
         strides: The distance between windows; by default their size.
         padding: "valid": only whole windows, or "same": also windows over the edge.
-        name: Its name in summaries and errors.
-        dtype: The dtype of its computation.
     """
 
     operator: ClassVar[Callable[..., Tensor]]
@@ -63,8 +61,6 @@ class GlobalAveragePooling2D(Layer):
 
     Args:
         keepdims: Whether the result is `(batch, 1, 1, channels)`.
-        name: Its name in summaries and errors.
-        dtype: The dtype of its computation.
     """
 
     def __init__(

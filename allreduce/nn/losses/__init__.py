@@ -86,7 +86,6 @@ class Row:
     """A loss of the library.
 
     Attributes:
-        kind: The class.
         targets: "values", "binary", "classes" (one-hot rows) or "class numbers": what "accuracy"
             compares with this loss.
         shares: Whether its predictions are probabilities of classes, from a softmax.
@@ -131,11 +130,7 @@ def _is_hashable(value: Any) -> bool:
 
 
 def get(identifier: Any) -> Callable[[Any, Any], Tensor]:
-    """Return a loss by name; return a function or Loss unchanged.
-
-    Raises:
-        UsageError: The name is unknown; the message lists the existing ones.
-    """
+    """Return a loss by name; return a function or Loss unchanged."""
     if isinstance(identifier, str):
         if identifier in _BY_CLASS:
             return _BY_CLASS[identifier]
@@ -151,11 +146,7 @@ def get(identifier: Any) -> Callable[[Any, Any], Tensor]:
 
 
 def serialize(loss: Callable[[Any, Any], Tensor]) -> dict[str, Any]:
-    """Describe a loss as plain data.
-
-    Raises:
-        UsageError: It is an object of one's own that does not say how it was made.
-    """
+    """Describe a loss as plain data."""
     kinds = (Loss, *(row.kind for row in ROWS.values()))
     if not isinstance(loss, Loss) or type(loss) not in kinds:
         return objects.describe(loss, TABLE)
@@ -163,11 +154,7 @@ def serialize(loss: Callable[[Any, Any], Tensor]) -> dict[str, Any]:
 
 
 def deserialize(config: Any, custom: Mapping[str, Any]) -> Callable[[Any, Any], Tensor]:
-    """Find or make the loss that `serialize` described, one's own among `custom`.
-
-    Raises:
-        UsageError: It is neither the library's nor among `custom`.
-    """
+    """Find or make the loss that `serialize` described, one's own among `custom`."""
     if isinstance(config, Mapping) and "loss" in config:
         function = objects.restore("loss", config["loss"], TABLE, custom)
         loss: Loss = objects.make(Loss, {"function": function, **(config.get("options") or {})})

@@ -76,11 +76,7 @@ def _listed(options: dict[str, Any]) -> str:
 
 
 def same_shape(name: str, y_true: Any, y_pred: Any) -> tuple[Tensor, Tensor]:
-    """Check that both have one shape, and cast the truth to the prediction's dtype.
-
-    Raises:
-        ShapeError: The shapes differ; they are never broadcast against each other.
-    """
+    """Refuse two shapes, which would broadcast; cast the truth to the prediction's dtype."""
     prediction = as_tensor(y_pred)
     if not np.issubdtype(prediction.dtype, np.floating):
         prediction = ops.cast(prediction, "float32")
@@ -111,11 +107,7 @@ def mean_of_last(values: Tensor) -> Tensor:
 
 
 def check_fraction(name: str, value: float) -> float:
-    """Give label smoothing.
-
-    Raises:
-        UsageError: It is not a number from 0 to 1.
-    """
+    """Refuse label smoothing that is no number from 0 to 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise UsageError(f"{name}: label_smoothing is a number from 0 to 1, not {value!r}")
     return float(value)

@@ -123,9 +123,6 @@ def get(identifier: Any, loss: Any = None) -> tuple[str, Measure]:
     Args:
         identifier: A name, a Metric, or a function (y_true, y_pred).
         loss: The loss beside it, which says what "accuracy" means.
-
-    Raises:
-        UsageError: The name is unknown; the message lists the existing ones.
     """
     if isinstance(identifier, str):
         if identifier in ("accuracy", "acc"):
@@ -162,11 +159,7 @@ def direction_of(metric: Metric) -> str | None:
 
 
 def serialize(identifier: Any) -> Any:
-    """Describe what `get` was given as plain data: a name is itself.
-
-    Raises:
-        UsageError: It is an object of one's own that does not say how it was made.
-    """
+    """Describe what `get` was given as plain data: a name is itself."""
     if isinstance(identifier, str):
         return identifier
     if isinstance(identifier, losses.Loss):
@@ -182,11 +175,7 @@ def serialize(identifier: Any) -> Any:
 
 
 def deserialize(config: Any, custom: Mapping[str, Any]) -> Any:
-    """Find what `serialize` described, one's own among `custom`, for `get`.
-
-    Raises:
-        UsageError: It is neither the library's nor among `custom`.
-    """
+    """Find what `serialize` described, one's own among `custom`, for `get`."""
     if isinstance(config, str):
         return config
     if isinstance(config, Mapping) and "loss" in config:

@@ -127,11 +127,7 @@ class Metric(Refusing):
 
 
 def refuse_scalar(what: str, values: Tensor) -> None:
-    """Refuse a result without a value per sample: its average would not be the whole's value.
-
-    Raises:
-        ShapeError: It is a scalar.
-    """
+    """Refuse a result without a value per sample: its average would not be the whole's value."""
     if not values.ndim:
         raise ShapeError(
             f"{line_of(values)}: {what} is a scalar; give one value per sample, (batch,), which is "
@@ -151,11 +147,7 @@ def _ratio(above: float, below: float) -> float:
 
 
 def weighted_sums(values: Tensor, sample_weight: Any) -> Tensor:
-    """Return the weighted sum of values `(batch,)`, and the sum of the weights: `(2,)`, float64.
-
-    Raises:
-        ShapeError: There is not one weight per sample.
-    """
+    """Return the weighted sum of values `(batch,)`, and the sum of the weights: `(2,)`, float64."""
     values = ops.cast(values, "float64")
     return ops.stack([_total(values, sample_weight), _total(ops.ones_like(values), sample_weight)])
 
@@ -165,11 +157,7 @@ def _total(values: Tensor, sample_weight: Any) -> Tensor:
 
 
 def weights_of(values: Tensor, sample_weight: Any) -> Tensor:
-    """Return weights as float64, in the shape that multiplies the values `(batch, …)`.
-
-    Raises:
-        ShapeError: There is not one weight per sample.
-    """
+    """Return weights as float64, in the shape that multiplies the values `(batch, …)`."""
     weights = as_tensor(sample_weight)
     if weights.ndim == 2 and weights.shape[1] == 1:
         weights = ops.squeeze(weights, axis=1)
@@ -183,11 +171,7 @@ def weights_of(values: Tensor, sample_weight: Any) -> Tensor:
 
 
 def columns(name: str, y_true: Any, y_pred: Any) -> tuple[Tensor, Tensor]:
-    """Return both as `(batch, n)` in float64.
-
-    Raises:
-        ShapeError: Their shapes differ.
-    """
+    """Return both as `(batch, n)` in float64."""
     truth, prediction = as_tensor(y_true), as_tensor(y_pred)
     one_column = (*prediction.shape, 1) == truth.shape or (*truth.shape, 1) == prediction.shape
     if truth.shape != prediction.shape and not one_column:

@@ -55,7 +55,6 @@ class _Thresholded(Metric):
 
     Args:
         thresholds: A number, or several for one value each; 0.5 by default.
-        name: Its name in histories.
     """
 
     direction = "max"
@@ -108,7 +107,6 @@ class AUC(Metric):
         num_thresholds: How many points the curve has, evenly spaced from 0 to 1.
         curve: "ROC" (true over false positive rate) or "PR" (precision over recall, interpolated as
             Davis and Goadrich 2006, section 4).
-        name: Its name in histories.
         from_logits: Whether predictions are logits, before a sigmoid.
     """
 
@@ -161,7 +159,6 @@ class F1Score(Metric):
             "weighted" (by how often each class occurs).
         threshold: Above it a prediction counts as 1. None: the largest of a row counts; with one
             column, 0.5.
-        name: Its name in histories.
 
     Returns:
         An array of one value per class, or a float with an average or a single column.
@@ -216,7 +213,6 @@ class ConfusionMatrix(Metric):
     Args:
         num_classes: The number of classes: of predictions `(batch, num_classes)`, or 2 for a single
             column, where above 0.5 is class 1.
-        name: Its name in histories.
 
     Returns:
         An array `(num_classes, num_classes)`: int64, or float64 with weights that are not whole.

@@ -89,7 +89,6 @@ class R2Score(Metric):
     Args:
         class_aggregation: "uniform_average" over columns, "variance_weighted_average", or None for
             one value per column.
-        name: Its name in histories.
     """
 
     direction = "max"
@@ -131,7 +130,6 @@ class Perplexity(Metric):
     Args:
         from_logits: Whether predictions are logits.
         ignore_class: The class number of positions that do not count, such as padding.
-        name: Its name in histories.
     """
 
     direction = "min"

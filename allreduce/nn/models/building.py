@@ -94,7 +94,6 @@ class Built(Layer):
         """Trace a step for its shapes alone; the first time makes the variables.
 
         Args:
-            step: The step.
             given: Its arguments: structures of arrays.
 
         Returns:

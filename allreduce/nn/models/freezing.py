@@ -21,12 +21,8 @@ def restore(model: Layer, paths: Any, file: str | PathLike[str]) -> None:
     """Freeze a built model's parts as `frozen` listed them, and no others.
 
     Args:
-        model: The loaded model.
         paths: The paths in the file.
         file: The file's name in errors.
-
-    Raises:
-        UsageError: The model has no such part; the message names the file and the part.
     """
     parts = _parts(model)
     for path in paths:

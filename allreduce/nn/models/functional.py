@@ -94,12 +94,7 @@ class Functional(Model):
         return pytree.map_leaves(values.__getitem__, self._outputs)
 
     def _arranged(self, inputs: Any) -> list[Any]:
-        """Return the tensors in the order of the inputs, each checked against its Input.
-
-        Raises:
-            UsageError: There are not as many, or a name is missing.
-            ShapeError: A shape differs.
-        """
+        """Return the tensors in the order of the inputs, each checked against its Input."""
         names = self.input_names
         if isinstance(inputs, Mapping):
             keys = list(self._inputs) if isinstance(self._inputs, Mapping) else names

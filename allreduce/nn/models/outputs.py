@@ -125,12 +125,7 @@ def plan_outputs(settings: Settings, names: Sequence[str]) -> list[Output]:
     Histories call the results of a single output by its metrics' names alone, as Keras does.
 
     Args:
-        settings: The arguments.
         names: The outputs' names; [""] for a single one without a name.
-
-    Raises:
-        UsageError: A name is unknown, two metrics of an output have the same name, or one has a
-            name that histories give to validation data.
     """
     given = {
         key: _by_output(key, getattr(settings, key), names)
@@ -178,11 +173,7 @@ def by_name(
     Args:
         what: Its name in errors.
         given: A dict by name, a list in the outputs' order, or for one output its array.
-        names: The outputs' names.
         may_be_one: Whether one array may be for all of them.
-
-    Raises:
-        UsageError: There is nothing for an output, or something for none.
     """
     if names == [""]:
         return {"": given}
@@ -206,11 +197,7 @@ def by_name(
 
 
 def _by_output(key: str, given: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Give each output its part of an argument.
-
-    Raises:
-        UsageError: It names outputs that the model does not have, or not as many.
-    """
+    """Give each output its part of an argument."""
     if isinstance(given, Mapping):
         unknown = [each for each in given if each not in names]
         if unknown and names == [""]:
@@ -280,11 +267,7 @@ def _number(weight: Any) -> float:
 
 
 def _weighted(what: str, value: Any, sample_weight: Any) -> Tensor:
-    """Multiply a loss by the samples' weights `(batch,)`, or one per position `(batch, time)`.
-
-    Raises:
-        ShapeError: The loss has no value per sample, or there is not one weight for each.
-    """
+    """Multiply a loss by the samples' weights `(batch,)`, or one per position `(batch, time)`."""
     value, weights = as_tensor(value), as_tensor(sample_weight)
     if value.ndim < 2 or weights.shape != value.shape[: weights.ndim]:
         value = per_sample(what, value)
@@ -312,23 +295,14 @@ def _increment(name: str, measure: metrics.Measure, batch: tuple[Any, Any, Any])
 
 
 def per_sample_metric(what: str, found: Any) -> Tensor:
-    """Average a metric's result to one value per sample.
-
-    Raises:
-        UsageError, ShapeError: As for `per_sample`, or it is a scalar.
-    """
+    """Average a metric's result to one value per sample."""
     value = per_sample(what, found)
     refuse_scalar(what, value)
     return value
 
 
 def per_sample(what: str, value: Any) -> Tensor:
-    """Average a loss's or metric's result to one value per sample; leave a scalar unchanged.
-
-    Raises:
-        UsageError: The result is not a tensor.
-        ShapeError: Its first axis is not the batch, or another one is, too.
-    """
+    """Average a loss's or metric's result to one value per sample; leave a scalar unchanged."""
     if not isinstance(value, Tensor):
         raise UsageError(f"{what} gave {value!r:.60}; it has to compute with tensors")
     if value.ndim and value.shape[0] != BATCH:

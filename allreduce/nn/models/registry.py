@@ -22,13 +22,9 @@ def layer_class(name: str, custom: Mapping[str, Any], own: bool | None = None) -
     """Return a layer's class by its name.
 
     Args:
-        name: The class's.
         custom: One's own classes by name.
         own: Whether it is one of these; None where it is not known, and they come before the
             library's.
-
-    Raises:
-        UsageError: The name is unknown; the message lists the existing ones.
     """
     if name in custom and own is not False:
         return _layer_class(name, custom[name])
@@ -50,11 +46,7 @@ def _layer_class(name: str, found: Any) -> type[Layer]:
 
 
 def deserialize(config: Any, custom: Mapping[str, Any]) -> Layer:
-    """Make the layer that `Layer.describe` described.
-
-    Raises:
-        UsageError: The class is unknown, does not take its own config, or nothing is described.
-    """
+    """Make the layer that `Layer.describe` described."""
     parts = (config.get("class"), config.get("config")) if isinstance(config, Mapping) else ()
     if not parts or not isinstance(parts[0], str) or not isinstance(parts[1], Mapping):
         raise UsageError(f'a layer is described by its "class" and "config", not {config!r:.60}')

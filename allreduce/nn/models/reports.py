@@ -50,7 +50,6 @@ def rank_facts(model: Layer, compiled: Steps | None, what: str) -> dict[str, str
     """List the facts of a model that ranks compare: layers, their arguments, and the compilation.
 
     Args:
-        model: The model.
         compiled: None if the model is not compiled.
         what: "predict" needs no loss, "evaluate" no optimizer.
     """

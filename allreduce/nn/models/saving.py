@@ -36,11 +36,7 @@ def save(
     described: Mapping[str, Any],
     optimizer: Optimizer | None,
 ) -> None:
-    """Write a model's weights, its description, and its optimizer's slots.
-
-    Raises:
-        UsageError: The description is no plain data, or the system refuses the file.
-    """
+    """Write a model's weights, its description, and its optimizer's slots."""
     tensors = _weights(model)
     if optimizer is not None:
         state = optimizer.state()
@@ -131,11 +127,7 @@ def checked(what: str, path: Any) -> Path:
 
 
 def read(path: str | PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Read a file's tensors and its description.
-
-    Raises:
-        UsageError: It does not exist, is damaged, or was not written by `save`; names the file.
-    """
+    """Read a file's tensors and its description."""
     try:
         is_there = checked("load", path).is_file()
     except OSError as error:
@@ -185,11 +177,7 @@ def part(tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray
 
 
 def assign(model: Layer, tensors: Mapping[str, np.ndarray], path: str | PathLike[str]) -> None:
-    """Set a model's variables to a file's; every variable's path and shape must agree.
-
-    Raises:
-        UsageError: One differs; the message names it.
-    """
+    """Set a model's variables to a file's; every variable's path and shape must agree."""
     values, variables = part(tensors, WEIGHTS), model.named_variables()
     for key in [*variables, *values]:
         if key not in values:

@@ -26,13 +26,8 @@ class Steps:
     """The traced functions of a compiled model; made once, so that each is traced once.
 
     Args:
-        model: The model.
         optimizer: An Optimizer or a name.
         settings: Losses and metrics, as `compile` takes them; kept unchanged.
-
-    Raises:
-        UsageError: A name is unknown, two metrics have the same name, or one has a name that
-            histories give to validation data.
     """
 
     def __init__(self, model: Any, optimizer: Any, settings: Settings) -> None:
@@ -100,11 +95,7 @@ class Steps:
         return [*total, *(f"{name}_loss" for name in lost if name), *self.metrics]
 
     def _current(self) -> list[Output]:
-        """Return the outputs, as the latest step found them or as a functional model lists them.
-
-        Raises:
-            UsageError: No step has found the outputs yet.
-        """
+        """Return the outputs, as the latest step found them or as a functional model lists them."""
         names = getattr(self._model, "output_names", [])
         if names:
             return self._planned(names)
@@ -152,12 +143,7 @@ class Steps:
     test_step.__qualname__ = own_test_step.__qualname__ = "Model.test_step"
 
     def _given(self, method: str, x: Any, y: Any, sample_weight: Any) -> dict[str, Tensor]:
-        """Call a step of the model's own, and check what it returns.
-
-        Raises:
-            UsageError: The step does not return a dict of tensors.
-            ShapeError: A result other than a loss has no value per sample.
-        """
+        """Call a step of the model's own, and check what it returns."""
         data = (x, y) if sample_weight is None else (x, y, sample_weight)
         found = getattr(self._model, method)(data)
         what = f"{type(self._model).__name__}.{method}"
@@ -292,11 +278,7 @@ def _names(variables: Iterable[Variable]) -> frozenset[str]:
 
 
 def restore(config: Mapping[str, Any], custom: Mapping[str, Any]) -> dict[str, Any]:
-    """Give `compile`'s arguments as `describe` says, with `custom` classes and functions by name.
-
-    Raises:
-        UsageError: A name is neither known nor among `custom`.
-    """
+    """Give `compile`'s arguments as `describe` says; `custom` has classes and functions by name."""
 
     def metric(each: Any) -> Any:
         return metrics.deserialize(each, custom)

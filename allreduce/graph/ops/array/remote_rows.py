@@ -40,12 +40,8 @@ def lookup_rows(table: RemoteTable, anchor: Any, numbers: Any) -> Tensor:
     """Take rows of a remote table by their numbers.
 
     Args:
-        table: The table.
         anchor: A variable in its place: an optimizer that changes it updates the rows, too.
         numbers: Integers from 0 to rows - 1, of any shape.
-
-    Raises:
-        UsageError: The numbers are not integers; when the step runs, one is out of range.
     """
     rows = as_tensor(numbers)
     if rows.dtype.kind not in "iu":

@@ -61,11 +61,7 @@ class Windows:
         )
 
     def count(self, image: Sequence[int]) -> Pair:
-        """Return how many windows fit an image of `(height, width)`.
-
-        Raises:
-            ShapeError: None does.
-        """
+        """Return how many windows fit an image of `(height, width)`."""
         found = []
         for size, stride, dilation, length in zip(
             self.size, self.strides, self.dilation, self.padded(image), strict=True
@@ -158,10 +154,6 @@ def windows_on(
         padding: "valid": none; "same": so that with strides of 1 the result is as large as the
             image, the odd row or column behind it; or ((top, bottom), (left, right)).
         dilation: As size.
-
-    Raises:
-        ShapeError: `x` is no such tensor, or a number is not positive.
-        UsageError: The padding is none of these.
     """
     image = _image(what, x)
     sizes = as_pair(f"the size of {what}", size)

@@ -47,28 +47,17 @@ def average_pool2d(
         size: As for `max_pool2d`, and so are strides and padding.
         strides: …
         padding: …
-
-    Raises:
-        ShapeError: The windows do not fit the images, or lie in the padding alone.
     """
     return _pool("average_pool2d", x, size, strides, padding)
 
 
 def global_average_pool2d(x: Any, keepdims: bool = False) -> Tensor:
-    """Average over height and width: `(batch, height, width, channels)` to `(batch, channels)`.
-
-    Raises:
-        ShapeError: `x` has another number of axes.
-    """
+    """Average over height and width: `(batch, height, width, channels)` to `(batch, channels)`."""
     return mean(_images("global_average_pool2d", x), axis=(1, 2), keepdims=keepdims)
 
 
 def global_max_pool2d(x: Any, keepdims: bool = False) -> Tensor:
-    """Take the largest over height and width, by channel.
-
-    Raises:
-        ShapeError: `x` has another number of axes than images.
-    """
+    """Take the largest over height and width, by channel."""
     return largest(_images("global_max_pool2d", x), axis=(1, 2), keepdims=keepdims)
 
 
