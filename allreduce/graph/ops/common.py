@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.core.numpy_calls import OPERATOR_OF
 from allreduce.graph.core.op_table import Attrs, Gradient, Kernel, ShapeRule, register
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import (
@@ -83,13 +84,11 @@ def as_floats(x: Any) -> Tensor:
 
 def unary(ufunc: np.ufunc, doc: str, gradient: Gradient | None = None) -> Callable[[Any], Tensor]:
     """Register a NumPy ufunc of one operand as the operator of its name; returns its function."""
-    _elementwise(ufunc, gradient)
 
     def operator(x: Any) -> Tensor:
         return apply(ufunc.__name__, *promote(ufunc, x))
 
-    operator.__name__ = operator.__qualname__ = ufunc.__name__
-    operator.__doc__ = doc
+    _elementwise(ufunc, operator, doc, gradient)
     return operator
 
 
@@ -97,17 +96,21 @@ def binary(
     ufunc: np.ufunc, doc: str, gradient: Gradient | None = None
 ) -> Callable[[Any, Any], Tensor]:
     """Register a NumPy ufunc of two operands as the operator of its name; returns its function."""
-    _elementwise(ufunc, gradient)
 
     def operator(a: Any, b: Any) -> Tensor:
         return apply(ufunc.__name__, *promote(ufunc, a, b))
 
-    operator.__name__ = operator.__qualname__ = ufunc.__name__
-    operator.__doc__ = doc
+    _elementwise(ufunc, operator, doc, gradient)
     return operator
 
 
-def _elementwise(ufunc: np.ufunc, gradient: Gradient | None) -> None:
+def _elementwise(
+    ufunc: np.ufunc, operator: Callable[..., Tensor], doc: str, gradient: Gradient | None
+) -> None:
+    operator.__name__ = operator.__qualname__ = ufunc.__name__
+    operator.__doc__ = doc
+    OPERATOR_OF[ufunc] = operator
+
     def shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
         dtypes = ufunc.resolve_dtypes((*[spec.dtype for spec in specs], *[None] * ufunc.nout))
         return Spec(broadcast([spec.shape for spec in specs]), dtypes[-1])

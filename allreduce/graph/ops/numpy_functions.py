@@ -1,6 +1,7 @@
 """Map NumPy's functions to operators: `np.exp(tensor)` is `ar.ops.exp(tensor)`.
 
-The functions take the arguments that the operator supports, under NumPy's names.
+The functions take the arguments that the operator supports, under NumPy's names. Element-wise
+operators are NumPy's ufuncs, and in the table from where they are made (`common.py`).
 """
 
 from __future__ import annotations
@@ -23,37 +24,10 @@ from allreduce.graph.ops.array import gather, indexing, joining, slicing
 from allreduce.graph.ops.array import shape as shapes
 from allreduce.graph.ops.common import cast, swap_axes
 from allreduce.graph.ops.math import comparison, cumulative, elementwise, matmul, reduce
-from allreduce.graph.ops.nn import activation
 from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.graph.trace.trace import current_trace
 
 Axes = int | Sequence[int] | None
-
-# Ufuncs, whose operators have the same name, and take the same.
-for _home, _names in (
-    (
-        elementwise,
-        (
-            *("add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "negative"),
-            *("floor_divide", "remainder"),
-            *("absolute", "sign", "floor", "exp", "expm1", "log", "log1p", "sqrt", "square"),
-            *("sin", "cos"),
-        ),
-    ),
-    (activation, ("tanh",)),
-    (
-        comparison,
-        (
-            *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"),
-            *("isfinite", "isnan", "isinf"),
-            *("logical_and", "logical_or", "logical_xor", "logical_not"),
-            *("bitwise_and", "bitwise_or", "bitwise_xor", "invert"),
-        ),
-    ),
-    (matmul, ("matmul",)),
-):
-    for _name in _names:
-        OPERATOR_OF[getattr(np, _name)] = getattr(_home, _name)
 
 
 def _renamed(operator: Callable[..., Any], names: str, named: str = "") -> Callable[..., Any]:
@@ -95,6 +69,8 @@ _SAME: dict[Callable[..., Any], Callable[..., Any]] = {
     np.expand_dims: _renamed(shapes.expand_dims, "a axis"),
     np.squeeze: _renamed(shapes.squeeze, "a axis"),
     np.broadcast_to: _renamed(shapes.broadcast_to, "array shape"),
+    np.matmul: matmul.matmul,
+    np.power: elementwise.power,  # which has short cuts
 }
 OPERATOR_OF.update(_SAME)
 if hasattr(np, "astype"):  # from NumPy 2.1 on
