@@ -83,7 +83,7 @@ def test_weights_fit_a_model_of_another_name_and_no_other_architecture(tmp_path:
     for a, b in zip(model.get_weights(), same.get_weights(), strict=True):
         assert np.array_equal(a, b)
     wider = nn.Sequential([nn.Input((4,)), nn.Dense(3), nn.Dense(5)])
-    with pytest.raises(UsageError, match=r"'1/kernel' has shape \(3, 2\) there, but \(3, 5\)"):
+    with pytest.raises(UsageError, match=r"1/kernel' has shape \(3, 5\), .* for it \(3, 2\)"):
         wider.load_weights(tmp_path / "weights")
     deeper = nn.Sequential([nn.Input((4,)), nn.Dense(3), nn.Dense(2), nn.Dense(1)])
     with pytest.raises(UsageError, match="it has no variable '2/kernel'"):

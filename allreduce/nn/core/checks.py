@@ -150,38 +150,32 @@ def _find_layers(layer: Layer, prefix: str, seen: set[Layer], found: dict[str, L
             _find_layers(child, f"{prefix}{key}/", seen, found)
 
 
-def assign_all(model: Layer, weights: Sequence[Any]) -> None:
-    """Change all of a model's variables, or none."""
+def assign_all(model: Layer, weights: Sequence[Any], what: str) -> None:
+    """Change all of a model's variables, or none; `what` begins the errors."""
     variables = model.variables
     if len(weights) != len(variables):
         raise UsageError(
-            f"set_weights: model {model.name!r} has {len(variables)} variables, but "
+            f"{what}: model {model.name!r} has {len(variables)} variables, but "
             f"{len(weights)} weights were given"
         )
-    values = [
-        _converted(variable, weight) for variable, weight in zip(variables, weights, strict=True)
-    ]
+    values = [_converted(*pair, what) for pair in zip(variables, weights, strict=True)]
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 
 
-def _converted(variable: Variable, weight: Any) -> np.ndarray:
+def _converted(variable: Variable, weight: Any, what: str) -> np.ndarray:
+    """Cast a value to a variable's dtype, between floats or integers of different sizes too."""
     try:
         array = np.asarray(weight)
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"set_weights: the weight for variable {variable.name!r} is no array: {error}"
+            f"{what}: the weight for variable {variable.name!r} is no array: {error}"
         ) from None
     if variable.shape != array.shape:
         raise ShapeError(
-            f"set_weights: variable {variable.name!r} has shape {variable.shape}, but the "
-            f"weight given for it {array.shape}"
+            f"{what}: variable {variable.name!r} has shape {variable.shape}, but the weight given "
+            f"for it {array.shape}"
         )
-    return as_dtype_of(variable, array, "set_weights")
-
-
-def as_dtype_of(variable: Variable, array: np.ndarray, what: str) -> np.ndarray:
-    """Cast a value to a variable's dtype, between floats or integers of different sizes too."""
     if array.dtype.kind not in "biuf" or not np.can_cast(array.dtype, variable.dtype, "same_kind"):
         raise UsageError(
             f"{what}: variable {variable.name!r} holds {variable.dtype}, but the value given for "

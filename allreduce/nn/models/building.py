@@ -157,7 +157,7 @@ class Built(Layer):
                 the variable.
         """
         self._check_built("set_weights")
-        checks.assign_all(self, list(weights))
+        checks.assign_all(self, list(weights), "set_weights")
 
     def save_weights(self, path: str | PathLike[str]) -> None:
         """Write the variables' values into a safetensors file, otherwise as `save` does."""

@@ -21,7 +21,7 @@ from safetensors.numpy import save as to_bytes
 from allreduce import files
 from allreduce.errors import UsageError
 from allreduce.events import logger
-from allreduce.nn.core.checks import as_dtype_of
+from allreduce.nn.core.checks import assign_all
 from allreduce.nn.core.layer import Layer
 from allreduce.optim import Optimizer
 
@@ -179,20 +179,10 @@ def part(tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray
 def assign(model: Layer, tensors: Mapping[str, np.ndarray], path: str | PathLike[str]) -> None:
     """Set a model's variables to a file's; every variable's path and shape must agree."""
     values, variables = part(tensors, WEIGHTS), model.named_variables()
+    other = f"{path} is of another architecture"
     for key in [*variables, *values]:
         if key not in values:
-            raise UsageError(f"{path} is of another architecture: it has no variable {key!r}")
+            raise UsageError(f"{other}: it has no variable {key!r}")
         if key not in variables:
-            raise UsageError(
-                f"{path} is of another architecture: model {model.name!r} has no variable {key!r}"
-            )
-        if variables[key].shape != values[key].shape:
-            raise UsageError(
-                f"{path} is of another architecture: variable {key!r} has shape "
-                f"{values[key].shape} there, but {variables[key].shape} in model {model.name!r}"
-            )
-    cast = {
-        key: as_dtype_of(variable, values[key], str(path)) for key, variable in variables.items()
-    }
-    for key, variable in variables.items():
-        variable.assign(cast[key])
+            raise UsageError(f"{other}: model {model.name!r} has no variable {key!r}")
+    assign_all(model, [values[key] for key in variables], other)
