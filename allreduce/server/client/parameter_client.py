@@ -162,8 +162,8 @@ class ParameterServer:
                 raise
             raise TimeoutError(
                 f"[parameter server] {self.name} at {self._address} was lost, and has not come "
-                f"back within {self._timeout:g} s; start it again (--restarts does), and the "
-                "workers, which go on from its checkpoint"
+                f"back within {self._timeout:g} s: if it runs, check the network; else start it "
+                "again (--restarts does), and the workers, which go on from its checkpoint"
             ) from error
         self._channel = channel
         self._connected(self)
