@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from allreduce.devices.base import COLLECTIVE, Buffer, Device, Event, Stream
-from allreduce.devices.inventory import Inventory, PhysicalDevice
+from allreduce.devices.inventory import Inventory, PhysicalDevice, offers_gpu_memory
 from allreduce.devices.names import DeviceName
 from allreduce.devices.registry import absence
 from allreduce.devices.threads import affinity_cores, blas_threads, limit_blas_threads
@@ -40,6 +40,7 @@ __all__ = [
     "logical_devices",
     "lookup",
     "matching",
+    "offers_gpu_memory",
     "on_host",
     "owner",
     "physical_devices",

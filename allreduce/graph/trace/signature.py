@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.devices import as_array, options
+from allreduce.devices import as_array, offers_gpu_memory, options
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core import pytree, seed
 from allreduce.graph.core.pass_switches import switched_off
@@ -185,7 +185,7 @@ def _describe(leaf: Any, found: Arguments, replicas: int) -> tuple[Input | None,
         return Input(spec, varies=True), ("batch", spec.shape, spec.dtype)
     if isinstance(leaf, _TENSORS):
         leaf = leaf.value
-    if isinstance(leaf, _ARRAYS) or hasattr(leaf, "__dlpack__"):
+    if isinstance(leaf, _ARRAYS) or hasattr(leaf, "__dlpack__") or offers_gpu_memory(leaf):
         array = as_array(leaf)
         _check_dtype(array)
         found.feeds.append((array,) * replicas)
