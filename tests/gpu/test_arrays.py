@@ -94,6 +94,34 @@ def test_an_array_with_an_interface_is_read_after_its_stream() -> None:
     assert set(devices.read(y).view(np.uint8)) == {59}
 
 
+def test_an_array_with_an_interface_alone_is_no_constant_of_a_step() -> None:
+    x, gpu = there(np.ones(3, np.float32)), devices.lookup("GPU:0")
+    given, traces = Interface(x, gpu.own("compute")), []
+    strategy = ar.MirroredStrategy(["GPU:0"])
+
+    @ar.function
+    def step(x: Any) -> Any:
+        traces.append(x)
+        return ar.ops.add(x, x)
+
+    for value in (1, 2):
+        devices.write(x, value)
+        np.testing.assert_array_equal(strategy.run(step, (given,)).values[0], [2 * value] * 3)
+    assert len(traces) == 1
+
+
+def test_an_array_of_another_gpu_is_an_argument_after_its_stream() -> None:
+    x = there(np.zeros((1 << 12, 1 << 9), np.float32))
+    theirs: Any = devices.lookup("GPU:0").stream("of another library")
+    step = ar.function(lambda x: ar.ops.max(x, axis=1))
+    strategy = ar.MirroredStrategy(["GPU:1"])
+    for last in (159, 158):
+        for value in range(last + 1):
+            call(driver.cuMemsetD8Async(x.data.ptr, value, x.nbytes, theirs.handle))
+        (found,) = strategy.run(step, (Interface(x, theirs),)).values
+        assert set(np.asarray(found).view(np.uint8)) == {last}
+
+
 def test_an_array_with_dlpack_is_not_copied() -> None:
     gpu: Any = devices.lookup("GPU:0")
     x = there(np.arange(64, dtype=np.int8))

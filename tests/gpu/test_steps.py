@@ -43,31 +43,44 @@ def test_modes_for_finding_errors_work_on_gpus() -> None:
     assert 'no kernel of own, so place it with ar.device("CPU:0")' in missing
 
 
-QUIET = """
-import json, os, threading
+MARKED = """
+import os
 import numpy as np
 import allreduce as ar
-from allreduce.devices.cuda.kernels import layout
-from allreduce.devices.cuda.modules import blocks, launch
-from allreduce.graph.execute import reports
 from allreduce.graph.execute.bound_program import BoundProgram
 
-run, wait_for, here, waits = BoundProgram.run, reports.wait_for, threading.local(), []
+run = BoundProgram.run
 
 def marked(self, *arguments):
     os.write(2, b"begins a step\\n")
-    here.waits = []
     try:
         return run(self, *arguments)
     finally:
-        waits.append(here.waits)
         os.write(2, b"ends a step\\n")
+
+BoundProgram.run = marked
+"""
+
+QUIET = """
+import json, threading
+from allreduce.devices.cuda.kernels import layout
+from allreduce.devices.cuda.modules import blocks, launch
+from allreduce.graph.execute import reports
+
+wait_for, here, waits = reports.wait_for, threading.local(), []
+
+def counted(self, *arguments):
+    here.waits = []
+    try:
+        return marked(self, *arguments)
+    finally:
+        waits.append(here.waits)
 
 def noted(frame, node, work):
     here.waits.append(node.op)
     wait_for(frame, node, work)
 
-BoundProgram.run, reports.wait_for = marked, noted
+BoundProgram.run, reports.wait_for = counted, noted
 
 def users_kernel(out, inputs, attrs):  # what it launches is loaded at its first call
     pointers = [each.data.ptr for each in (out, *inputs)]
@@ -96,9 +109,14 @@ print(json.dumps(waits))
 """
 
 
-def test_steps_take_no_memory_and_load_no_kernels() -> None:
-    command = [sys.executable, "-c", QUIET]
-    own = {**os.environ, "STANDIN_LOG": "1"}
+# What waits for all work of a GPU; the last one is cuBLAS's.
+WAITING = ("cuMemAlloc_v2", "cuMemHostAlloc", "cuModuleLoadData", "cuFuncLoad", "loads kernels")
+PEERS = ("cuDevicePrimaryCtxRetain", "cuCtxEnablePeerAccess")
+
+
+def calls_of_driver(script: str) -> tuple[str, dict[bool, Counter[str]]]:
+    """Run a script behind `MARKED`; return its output, and its calls in steps and outside."""
+    command, own = [sys.executable, "-c", MARKED + script], {**os.environ, "STANDIN_LOG": "1"}
     done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr[-2000:]
     running = 0
@@ -107,14 +125,66 @@ def test_steps_take_no_memory_and_load_no_kernels() -> None:
         running += line.startswith("begins a step") - line.startswith("ends a step")
         if line.startswith("stand-in "):
             found[running > 0][line.partition(": ")[2]] += 1
+    return done.stdout, found
+
+
+def test_steps_take_no_memory_and_load_no_kernels() -> None:
+    said, found = calls_of_driver(QUIET)
     assert found[True]["cuLaunchKernel"] > 100
-    loads = ("cuModuleLoadData", "cuFuncLoad", "loads kernels")  # the last one: cuBLAS
-    for name in ("cuMemAlloc_v2", "cuMemHostAlloc", *loads):
+    for name in WAITING:
         assert found[False][name] > 0, name
         assert found[True][name] == 0, (name, found[True])
-    waits = json.loads(done.stdout.splitlines()[-1])
+    waits = json.loads(said.splitlines()[-1])
     assert len(waits) == 12  # of two replicas, each in two epochs of three batches
     assert all(each == waits[0] for each in waits), waits  # the first step's are no others
+
+
+FED = """
+from allreduce import devices
+
+rows, strategy = 2000, ar.MirroredStrategy()
+x = np.random.default_rng(0).standard_normal((rows, 31)).astype(np.float32)
+w = np.random.default_rng(1).standard_normal((31, 33)).astype(np.float32)
+
+def there(gpu, x):
+    made = gpu.allocate(x.nbytes).array(x.dtype, x.shape)
+    devices.write(made, x)
+    return made
+
+def fed(way, name):
+    gpu = devices.lookup(name)
+    if way == "transposed":
+        return there(gpu, np.ascontiguousarray(x.T)).T
+    if way == "misaligned":
+        return there(gpu, np.pad(x.ravel(), (1, 0)))[1:].reshape(x.shape)
+    if way == "with gaps":
+        return there(gpu, np.repeat(x, 2, axis=0))[::2]
+    return x if way == "on the host" else there(gpu, x)
+
+@ar.function
+def step(x, w):
+    total = ar.ops.all_reduce(ar.ops.sum(x, axis=0))  # under way as the rest is computed
+    return total, x @ w, ar.ops.sum(x, axis=1)
+
+ways = ("whole", "transposed", "misaligned", "with gaps", "on the host", "whole")
+given = [tuple(fed(way, name) for name in ("GPU:0", "GPU:1")) for way in ways]
+given.append(fed("with gaps", name) for name in ("GPU:1", "GPU:0"))  # the other replica's
+for pair in given:
+    for result, wanted in zip(
+        strategy.run(step, (ar.PerReplica(tuple(pair)), w)),
+        (2 * x.sum(0), x @ w, x.sum(1)), strict=True,
+    ):
+        for value in result.values:
+            np.testing.assert_allclose(value, wanted, rtol=1e-3, atol=1e-3)
+"""
+
+
+def test_arguments_are_brought_into_order_before_a_step() -> None:
+    _, found = calls_of_driver(FED)
+    assert found[True]["cuLaunchKernel"] > 10
+    for name in (*WAITING, *PEERS):
+        assert found[False][name] > 0, name
+        assert found[True][name] == 0, (name, found[True])
 
 
 LATE = """

@@ -15,6 +15,7 @@ from allreduce.devices.cuda.memory import Block
 from allreduce.errors import UsageError
 
 Array = cupy.ndarray
+ALIGNED = 16  # bytes: the widest access of kernels, and the most that cuBLAS chooses its own by
 
 
 def flat_view(address: int, nbytes: int, owner: object, ordinal: int) -> Any:
@@ -49,6 +50,11 @@ def taken_by(array: Any) -> str:
 def contiguous(array: Any) -> bool:
     """Return whether an array's elements lie in order, one after the other."""
     return bool(array.flags.c_contiguous)
+
+
+def aligned(array: Any) -> bool:
+    """Return whether an array begins where that of a rehearsal may."""
+    return pointer(array) % ALIGNED == 0
 
 
 def extent(array: Any) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from allreduce.devices import options
+from allreduce.devices.cuda.arrays import ALIGNED
 from allreduce.devices.cuda.streams import CudaStream, rehearsal
 from allreduce.errors import InternalError, OutOfMemoryError
 
@@ -29,7 +30,6 @@ _KINDS: dict[str, tuple[int, int, Any, int]] = {
 _FAST_BFLOAT16, _FAST_TF32 = 75, 77
 _DEFAULT = -1  # CUBLAS_GEMM_DEFAULT
 NORMAL, TRANSPOSED = 0, 1
-_ALIGNED = 16  # bytes: the most that cuBLAS looks at in choosing a kernel, the widest access
 
 
 class Operand(NamedTuple):
@@ -88,7 +88,7 @@ class Product:
     def at(self, addresses: tuple[int, int, int]) -> Product:
         """Return the same product of matrices that are aligned like these, but lie elsewhere."""
         a, b, c = (
-            each._replace(address=address + each.address % _ALIGNED)
+            each._replace(address=address + each.address % ALIGNED)
             for each, address in zip(self.operands, addresses, strict=True)
         )
         return replace(self, operands=(a, b, c))
@@ -150,9 +150,9 @@ class Handle:
         It is computed in memory of no other use, whose values do not matter.
         """
         *inputs, output = product.extents
-        apart = -(-max(inputs) // _ALIGNED) * _ALIGNED + _ALIGNED
+        apart = -(-max(inputs) // ALIGNED) * ALIGNED + ALIGNED
         try:
-            block = self._stream.device.card.memory.block(apart + output + _ALIGNED)
+            block = self._stream.device.card.memory.block(apart + output + ALIGNED)
         except OutOfMemoryError:
             return False
         self._enqueue(product.at((block.address, block.address, block.address + apart)))

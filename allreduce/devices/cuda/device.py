@@ -180,6 +180,9 @@ class CudaDevice(Device):
     def took(self, array: Any) -> bool:
         return arrays.taken_by(array) == str(self.name)
 
+    def accepts(self, array: Any) -> bool:
+        return self.holds(array) and arrays.contiguous(array) and arrays.aligned(array)
+
     def holds(self, array: Any) -> bool:
         return isinstance(array, arrays.Array) and arrays.ordinal_of(array) == self.card.ordinal
 

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -164,7 +165,7 @@ class BoundProgram:
 
         return run
 
-    def run(self, feeds: Sequence[np.ndarray], info: StepInfo) -> list[Output]:
+    def run(self, feeds: Sequence[Any], info: StepInfo) -> list[Output]:
         """Run all instructions; returns the outputs, in memory that belongs to the caller."""
         frame = self.frame
         frame.info = info
@@ -179,9 +180,8 @@ class BoundProgram:
         if frame.queues.any:
             frame.upload_step_numbers()
         # Arrays that are in another place in each step.
-        if any(type(feed) is not np.ndarray for feed in feeds):
-            feeds = self._placed(feeds)
-        moving = {**dict(zip(self.program.inputs, feeds, strict=True)), **frame.outputs.allocate()}
+        placed = zip(self.program.inputs, self.place(feeds), strict=True)
+        moving = {**dict(placed), **frame.outputs.allocate()}
         frame.values.update(moving)
         steps = self._chosen(list(moving.values()))
         try:
@@ -210,10 +210,27 @@ class BoundProgram:
         self._drop_moving()
         return outputs
 
-    def _placed(self, feeds: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Copy arrays on devices to the host if the program reads them there."""
-        pairs, reads = zip(self.program.inputs, feeds, strict=True), self.frame.facts.host_inputs
-        return [on_host(feed, self._argument) if i in reads else feed for i, feed in pairs]
+    def is_placed(self, feeds: Sequence[Any]) -> bool:
+        """Return whether `place` would copy nothing to a device."""
+        fed, queues = self.frame.facts.fed, self.frame.queues
+        pairs = zip(self.program.inputs, feeds, strict=True)
+        return all(queues.accepts(fed[i], feed) for i, feed in pairs if i in fed)
+
+    def place(self, feeds: Sequence[Any]) -> Sequence[Any]:
+        """Return a step's inputs where the program reads them; copies are complete on return.
+
+        Copies take memory and may load kernels, which no replica may do while another's step runs.
+        """
+        facts = self.frame.facts
+        if not facts.fed and all(type(feed) is np.ndarray for feed in feeds):
+            return feeds
+        placed = []
+        for i, feed in zip(self.program.inputs, feeds, strict=True):
+            if i in facts.fed:
+                placed.append(self.frame.queues.place(facts.fed[i], feed))
+            else:
+                placed.append(on_host(feed, self._argument) if i in facts.host_inputs else feed)
+        return placed
 
     def _argument(self) -> str:
         return f"an argument of replica {self.frame.replica.id}'s step"

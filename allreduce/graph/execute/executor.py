@@ -6,9 +6,7 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import ParamSpec, TypeVar
-
-import numpy as np
+from typing import Any, ParamSpec, TypeVar
 
 from allreduce.devices import lookup, options
 from allreduce.errors import OutOfMemoryError, UsageError
@@ -71,7 +69,7 @@ class Executor:
         """The program bound to memory, for each of several batch sizes."""
         return list(self._bound.values())
 
-    def run(self, feeds: Sequence[np.ndarray], info: StepInfo, batch: bool) -> list[Output]:
+    def run(self, feeds: Sequence[Any], info: StepInfo, batch: bool) -> list[Output]:
         """Run one step.
 
         Args:
@@ -87,13 +85,24 @@ class Executor:
         end(self.replica.runs)  # after an interrupt, threads may still be active
         return self._explaining_shortage(self._run, feeds, info, batch)
 
-    def is_prepared(self, info: StepInfo) -> bool:
+    def is_prepared(self, feeds: Sequence[Any], info: StepInfo) -> bool:
         """Return whether a step finds the memory and kernels that its devices need."""
-        return not self._facts.beside_host or self._sizes(info) in self._bound
+        if not self._facts.beside_host:
+            return True
+        bound = self._bound.get(self._sizes(info))
+        return bound is not None and bound.is_placed(feeds)
 
-    def prepare(self, info: StepInfo, batch: bool) -> None:
-        """Take memory and load kernels for steps like one; arguments and errors as of `run`."""
-        self._explaining_shortage(self._bound_for, info, batch)
+    def prepare(self, feeds: Sequence[Any], info: StepInfo, batch: bool) -> Sequence[Any]:
+        """Take memory and load kernels for a step; arguments and errors as of `run`.
+
+        Returns:
+            The feeds, copied to their devices.
+        """
+
+        def prepare() -> Sequence[Any]:
+            return self._bound_for(info, batch).place(feeds)
+
+        return self._explaining_shortage(prepare)
 
     def _explaining_shortage(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         try:
@@ -125,7 +134,7 @@ class Executor:
         self._bound.move_to_end(sizes)
         return bound
 
-    def _run(self, feeds: Sequence[np.ndarray], info: StepInfo, batch: bool) -> list[Output]:
+    def _run(self, feeds: Sequence[Any], info: StepInfo, batch: bool) -> list[Output]:
         bound = self._bound_for(info, batch)
         try:
             return bound.run(feeds, info)

@@ -351,18 +351,10 @@ def _receive(frame: Frame, node: Node) -> Step:
 
 
 def _feed(frame: Frame, node: Node) -> Step:
-    stream, source = frame.queues.of(node), node.inputs[0]
-    device = stream.device
+    source = node.inputs[0]
 
     def run() -> None:
-        value = frame.values[source]
-        if not device.holds(value):  # it was not staged before the step
-            there = device.allocate(value.nbytes, zero=False).array(value.dtype, value.shape)
-            device.copy(there, value, stream)
-            # The caller may change it after the step has returned.
-            stream.hold(there).synchronize()
-            value = there
-        frame.values[node.id] = value
+        frame.values[node.id] = frame.values[source]  # `BoundProgram.place` has copied it
 
     return run
 

@@ -12,16 +12,16 @@ from functools import partial
 from typing import Any
 
 from allreduce.comm import Communicator, Work
-from allreduce.devices import COLLECTIVE, Device, DeviceName, Event, Stream
+from allreduce.devices import COLLECTIVE, Device, DeviceName, Event, Stream, owner
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.op_table import lookup
 from allreduce.graph.schedule.program import Program
 from allreduce.graph.schedule.program_facts import ProgramFacts
-from allreduce.graph.schedule.streams import StreamName, stream_of
+from allreduce.graph.schedule.streams import TO_DEVICE, StreamName, stream_of
 
 Step = Callable[[], None]
 
-# Operations on memory that no other step uses: a feed copies to new memory, a fetch from reserved.
+# Operations on memory that no other step uses: a feed's is new, and a fetch's reserved.
 _APART = ("feed", "fetch")
 
 # Besides kernels, operations that read their inputs on a stream only.
@@ -145,9 +145,32 @@ class Queues:
         """Return the stream that a copy from or to a device runs on."""
         return self._streams[stream_of(node)]
 
+    def accepts(self, feed: Node, value: Any) -> bool:
+        """Return whether `place` would return an argument as it is."""
+        return self.of(feed).device.accepts(value)
+
+    def place(self, feed: Node, value: Any) -> Any:
+        """Return an argument as the steps' device can use it, or a copy there."""
+        stream = self.of(feed)
+        device = stream.device
+        given_on = None if device.took(value) else owner(value)
+        if given_on not in (None, device):  # that device's stream is behind the array's producer
+            made = given_on.event()
+            given_on.own(TO_DEVICE).record(made)
+            stream.wait(made)
+        if device.accepts(value):
+            return value
+        there = device.allocate(value.nbytes, zero=False).array(value.dtype, value.shape)
+        device.copy(there, value, stream)
+        # The caller may change it after the step has returned.
+        stream.hold(there, value).synchronize()
+        return there
+
     def begin(self) -> None:
-        """Order a step after earlier ones."""
+        """Order a step after earlier ones, and release what they have finished with."""
         self._kept = []
+        for stream in self._streams.values():
+            stream.let_go()
         devices = dict.fromkeys(stream.device for stream in self._streams.values())
         before = [other for device in devices for other in device.streams()]
         for stream in self._latest.values():

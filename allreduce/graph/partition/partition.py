@@ -144,8 +144,8 @@ class _Cut:
 def _copy_with_host(graph: Graph) -> Graph:
     """Insert copies of inputs and outputs between the host and devices with their own memory.
 
-    A graph on CPUs stays as it is. `allreduce.data.staging` may copy a batch to the device before
-    the step; the `feed` instruction then passes it on.
+    A graph on CPUs stays as it is. Arguments are on the device before the step begins, by a
+    `Stager` or `BoundProgram.place`; the `feed` instruction passes them on.
     """
     if not any(_is_off_host(node) for node in graph.nodes):
         return graph

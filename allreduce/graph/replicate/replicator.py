@@ -223,22 +223,25 @@ class Replicator(Replicas):
         compiled.begin()
         compiled.fed, self.fed = self.fed, None
 
-        def step(index: int) -> list[Output]:
-            feeds = [values[index] for values in arguments.feeds]
-            batch = arguments.rows is not None
-            return compiled.executors[index].run(feeds, step_infos[index], batch)
+        executors, batch = compiled.executors, arguments.rows is not None
+        feeds: list[Sequence[Any]] = [
+            [values[index] for values in arguments.feeds] for index in range(len(executors))
+        ]
 
-        def prepare(index: int) -> None:
-            compiled.executors[index].prepare(step_infos[index], arguments.rows is not None)
+        def prepare(index: int) -> Sequence[Any]:
+            return executors[index].prepare(feeds[index], step_infos[index], batch)
+
+        def step(index: int) -> list[Output]:
+            return executors[index].run(feeds[index], step_infos[index], batch)
 
         try:
-            if compiled.executors[0].replica.communicator is None:
+            if executors[0].replica.communicator is None:
                 results = [step(0)]
             else:
                 # All of them before any begins a collective, during which nothing may allocate.
-                pairs = zip(compiled.executors, step_infos, strict=True)
-                if not all(executor.is_prepared(info) for executor, info in pairs):
-                    self.on_replicas(prepare)
+                each = zip(executors, feeds, step_infos, strict=True)
+                if not all(executor.is_prepared(given, info) for executor, given, info in each):
+                    feeds = self.on_replicas(prepare)
                 results = self.on_replicas(step)
                 for output in [each for values in results for each in values]:
                     if isinstance(output, HostFuture):

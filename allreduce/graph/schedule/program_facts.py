@@ -57,6 +57,12 @@ class ProgramFacts:
         return self.collectives(instructions[i].node.id for i in instruction.waits)
 
     @cached_property
+    def fed(self) -> dict[int, Node]:
+        """The `feed` of each input that is read on a device, by the input's id."""
+        nodes = [each.node for each in self.program.instructions]
+        return {node.inputs[0]: node for node in nodes if node.op == "feed"}
+
+    @cached_property
     def host_inputs(self) -> frozenset[int]:
         """The program's inputs that are read in the host's memory."""
         read = (
