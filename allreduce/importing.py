@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 PROCESS = os.getpid()  # that imported this library; a forked child has another
@@ -42,9 +45,43 @@ def importing() -> Iterator[None]:
     An interrupted import fails with errors of its own (NumPy's). And imports create many permanent
     objects: collecting garbage meanwhile took 25 of 330 ms of CPU time per rank that joins through
     MPI (32 ranks on two cores).
+
+    Raises:
+        ImportError: Something is missing. In a clone that is not installed, it names the remedy.
     """
-    with _uninterrupted(), _uncollected():  # a second Ctrl-C must not leave the collector off
-        yield
+    try:
+        with _uninterrupted(), _uncollected():  # a second Ctrl-C must not leave the collector off
+            yield
+    except ImportError as error:
+        clone = _clone_that_is_not_installed()
+        if clone is None:
+            raise
+        raise ImportError(
+            f"{error}: Python imports allreduce from {clone}, a clone that is not installed for "
+            f"{sys.executable}; run `make .venv/.installed` there and use .venv/bin/python, or "
+            "leave that folder to use an installed allreduce",
+            name=error.name,
+        ) from None
+
+
+def _clone_that_is_not_installed() -> Path | None:
+    """Return the clone that this package is imported from, if pip has not installed it there.
+
+    A clone comes first on `sys.path` for programs that are started in its folder. It lacks
+    `allreduce._native` and `allreduce.strategies`, which only the import hook of pip's editable
+    installation finds, and maybe the library's dependencies.
+    """
+    from importlib import metadata  # takes 13 ms
+
+    clone = Path(__file__).parent.parent
+    if not (clone / "pyproject.toml").exists():
+        return None
+    try:
+        metadata.distribution("allreduce")
+        found = [find_spec(f"allreduce.{name}") for name in ("_native", "strategies")]
+    except metadata.PackageNotFoundError:
+        return clone
+    return None if all(found) else clone
 
 
 @contextmanager

@@ -16,12 +16,15 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_
     # background jobs, it stays ignored.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-import typer
+from allreduce.importing import importing
 
-from allreduce import settings
-from allreduce.cluster.launcher import cluster_job, job
-from allreduce.cluster.launcher.children import python
-from allreduce.errors import AllreduceError
+with importing():
+    import typer
+
+    from allreduce import settings
+    from allreduce.cluster.launcher import cluster_job, job
+    from allreduce.cluster.launcher.children import python
+    from allreduce.errors import AllreduceError
 
 
 def _check_transport(name: str | None) -> None:

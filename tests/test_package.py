@@ -11,6 +11,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,11 +24,14 @@ SOURCE = Path(ar.__file__)
 HEAVY = ("numpy", "grpc", "rich", "importlib.metadata", "allreduce.nn", "allreduce.devices")
 
 
-def python(*arguments: str, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+def python(
+    *arguments: str, env: Mapping[str, str] | None = None, folder: Path | None = None
+) -> tuple[int, str, str]:
     """Run Python; returns its exit code and what it wrote."""
     done = subprocess.run(
         [sys.executable, *arguments],
         env={**os.environ, **(env or {})},
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=60,
@@ -156,6 +160,28 @@ def test_each_name_can_be_the_first_that_is_used() -> None:
     code, out, err = python("-c", FIRST, *programs)
     assert code == 0, err
     assert json.loads(out) == {program: ["True\n", 0] for program in programs}
+
+
+@pytest.mark.parametrize(
+    ("command", "installed", "missing"),
+    [
+        (["-c", "import allreduce as ar; ar.init()"], False, "No module named"),
+        (["-c", "import allreduce as ar; ar.init()"], True, "'_native'"),
+        (["-c", "import allreduce as ar; ar.MirroredStrategy()"], True, "allreduce.strategies'"),
+        (["-m", "allreduce.run", "-n", "2", "train.py"], False, "No module named 'typer'"),
+    ],
+)
+def test_a_clone_that_is_not_installed_says_so(
+    tmp_path: Path, command: list[str], installed: bool, missing: str
+) -> None:
+    for name in ("allreduce", "pyproject.toml"):
+        (tmp_path / name).symlink_to(SOURCE.parent.parent / name)
+    packages = sysconfig.get_path("purelib") if installed else ""
+    code, _, err = python("-S", *command, folder=tmp_path, env={"PYTHONPATH": packages})
+    assert code == 1
+    assert missing in err.splitlines()[-1]
+    assert f"from {tmp_path}, a clone that is not installed" in err.splitlines()[-1]
+    assert "run `make .venv/.installed` there and use .venv/bin/python" in err.splitlines()[-1]
 
 
 def test_a_star_import_brings_the_public_names() -> None:
