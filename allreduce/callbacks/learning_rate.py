@@ -22,7 +22,7 @@ class LearningRateScheduler(Callback):
         verbose: 1 prints each rate.
     """
 
-    def __init__(self, schedule: Callable[..., float], verbose: int = 0) -> None:
+    def __init__(self, schedule: Callable[..., Any], verbose: int = 0) -> None:
         if not callable(schedule):
             raise UsageError(f"LearningRateScheduler takes a function, not {schedule!r}")
         self.schedule, self.verbose = schedule, verbose

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -10,13 +11,18 @@ from allreduce.errors import UsageError
 
 
 def checked(
-    name: str, value: float, *, low: float, high: float = math.inf, above: bool = False
+    name: str, value: Any, *, low: float, high: float = math.inf, above: bool = False
 ) -> float:
     """Check a hyperparameter: `low <= value < high`, or `low < value` with `above`.
+
+    Args:
+        value: A number, also as an array without axes.
 
     Raises:
         UsageError: It is out of range, or no number.
     """
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
     if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
         result = float(value)  # not finite: fails the comparisons, inf against the last one
         if (low < result or (result == low and not above)) and result < high:

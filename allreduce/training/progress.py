@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -78,9 +79,11 @@ class Epoch(AbstractContextManager["Epoch"]):
         self._input = self._communication = 0.0  # seconds waited
         self._shown = 0.0
         self._bar: Progress | None = None
+        self._width = math.inf  # of a line
         self._task = TaskID(0)
         if mode == 1:
             self._bar = _bar()
+            self._width = self._bar.console.width
             self._bar.start()
             self._task = self._bar.add_task(label, total=steps, values="")
 
@@ -116,19 +119,23 @@ class Epoch(AbstractContextManager["Epoch"]):
         self._seconds = time.perf_counter() - self._start
 
     def finish(self, values: Mapping[str, Any]) -> None:
-        """Show the epoch's exact values and its speed."""
+        """Show the epoch's exact values and its speed, without the bar if they need its place."""
+        if self._bar is not None and len(format_values(values)) > self._free_columns:
+            self._bar.live.transient = True
+            self._bar.stop()
+            self._bar = None
         text = self._text(values)
         if self._bar is not None:
             done = self._done or self._steps
             self._bar.update(self._task, total=done, completed=done, values=text, refresh=True)
-        elif self._mode == 2:
+        elif self._mode:
             print(f"{self._label}  {text}", flush=True)
 
     def _text(self, values: Mapping[str, Any]) -> str:
-        """Return the metrics, and as much of the speed as fits beside a bar."""
+        """Return the metrics, and as much of the speed as fits on a line of a terminal."""
         text = format_values(values)
         for part in self._speed():
-            if self._bar is not None and len(text) + len(part) + 2 > self._free_columns(self._bar):
+            if len(text) + len(part) + 2 > self._free_columns:
                 break
             text = f"{text}  {part}" if text else part
         return text
@@ -141,10 +148,14 @@ class Epoch(AbstractContextManager["Epoch"]):
                 if share >= _WORTH_SHOWING:
                     yield f"{share:.0%} waiting for {name}"
 
-    def _free_columns(self, bar: Progress) -> int:
-        """Return how many columns the other parts of the bar leave for the values."""
+    @property
+    def _free_columns(self) -> float:
+        """How many columns the other parts of a line leave for the values."""
+        free = self._width - len(self._label)
+        if self._bar is None:
+            return free - 2
         count = 2 * len(str(self._steps or "?")) + 1
-        return bar.console.width - len(self._label) - max(count, _COUNT) - _BAR - _TIME - 4
+        return free - max(count, _COUNT) - _BAR - _TIME - 4
 
     def __exit__(
         self,

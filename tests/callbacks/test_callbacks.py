@@ -223,6 +223,7 @@ def test_schedulers_get_the_epoch_and_the_rate() -> None:
     for schedule, rates in (
         (lambda epoch, rate: rate / 2 if epoch else rate, [0.01, 0.005, 0.0025]),
         (lambda epoch: 0.1 * (epoch + 1), [0.1, 0.2, 0.30000000000000004]),
+        (lambda epoch: np.array(0.5**epoch), [1.0, 0.5, 0.25]),
     ):
         _, history = fitted(ar.callbacks.LearningRateScheduler(schedule))
         assert history.history["learning_rate"] == rates

@@ -141,17 +141,20 @@ def test_a_bar_on_a_terminal(
     assert re.search(r"-?-:--|0:0\d", printed)  # the time left
 
 
-def test_a_bar_fits_on_a_line_of_80_columns(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("validated", [False, True])
+def test_an_epoch_fits_on_a_line_of_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, validated: bool
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
     x, y = blobs(40)
-    classifier().fit(x, y, batch_size=4, epochs=1)
+    classifier().fit(x, y, batch_size=4, validation_data=(x, y) if validated else None)
     lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[?\d;]*\w", "", capsys.readouterr().out))
     shown = [line for line in lines if line.strip() and "global batch" not in line]
     assert shown
     assert all(line.startswith("epoch 1/1") for line in shown), shown
+    assert all(len(line.rstrip()) <= 80 for line in shown), shown
+    assert ("val_accuracy " in shown[-1]) == validated
 
 
 def test_time_spent_waiting_for_input_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
