@@ -154,13 +154,17 @@ def _current() -> _State:
 
 def _open(state: _State, given: dict[str, Any]) -> Communicator:
     read = settings.load()
-    asked = state.arguments | given
-    transport = _transport(asked, read)
+    before, asked = state.arguments, state.arguments | given
     if state.world is not None and any(_differs(state, given, name) for name in _IDENTITY):
         state.world.close()
         state.world = None
         state.names.clear()
     joined = _join(state, given)
+    try:
+        transport = _transport(asked, read)  # once joined: ranks print an equal error once
+    except UsageError:
+        state.arguments = before
+        raise
     seconds = asked.get("timeout", read.timeout)
     name = _fresh(state, "world")
     made = open_members(transport, joined, 1, name=name, timeout=seconds)[0]
@@ -169,7 +173,7 @@ def _open(state: _State, given: dict[str, Any]) -> Communicator:
 
 
 def _transport(asked: dict[str, Any], read: settings.Settings) -> str | None:
-    """Return the transport's name; raise before joining if it is unknown."""
+    """Return the transport's name; raise if it is unknown."""
     named = asked.get("transport")
     opener(named or read.transport, "" if named else "ALLREDUCE_TRANSPORT")
     return named or read.transport

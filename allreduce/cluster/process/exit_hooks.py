@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 import weakref
+import zlib
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -130,6 +131,8 @@ class Watch:
                 self._show_ending()
                 if is_interrupt(error):
                     _say(str(error))
+                elif self._is_shown(error):
+                    _say(f"{self._who} failed with the same {kind.__name__} as another rank")
                 else:
                     self._note_users_line(error)
                     show()
@@ -172,6 +175,11 @@ class Watch:
         if claimed is not None:
             _claims.append(claimed)
         return claimed is not None
+
+    def _is_shown(self, error: BaseException) -> bool:
+        """Return whether another rank of this host shows an equal error in how it is used."""
+        text = traces.text(error).encode()
+        return isinstance(error, UsageError) and not self._is_first(f"{zlib.crc32(text):x}")
 
     def _show_ending(self) -> None:
         """Show the other ranks of this host that this one is ending."""
