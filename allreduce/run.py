@@ -36,7 +36,7 @@ def _check_transport(name: str | None) -> None:
 
 
 def _check_script(script: Path) -> None:
-    """Refuse a missing script, and an interpreter, which mpirun would want before the script."""
+    """Refuse what Python cannot run, and an interpreter, which only mpirun takes."""
     if script.name.startswith("python") and script.suffix != ".py":
         raise typer.BadParameter(
             f"{str(script)!r} is an interpreter; leave it out: ranks are Python programs anyway",
@@ -44,6 +44,11 @@ def _check_script(script: Path) -> None:
         )
     if not script.exists():
         raise typer.BadParameter(f"there is no file {str(script)!r}", param_hint="COMMAND")
+    if script.is_dir() and not any((script / f"__main__.{end}").exists() for end in ("py", "pyc")):
+        raise typer.BadParameter(
+            f"{str(script)!r} is a folder without a __main__.py; name the script in it",
+            param_hint="COMMAND",
+        )
 
 
 def _job(

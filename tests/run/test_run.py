@@ -89,6 +89,15 @@ def test_a_missing_script_is_told_before_anything_starts() -> None:
     assert "absent.py" in result.err
 
 
+def test_a_folder_is_run_by_its_main_file_or_refused(tmp_path: Path) -> None:
+    result = run([*LAUNCH, "-n", "2", str(tmp_path)])
+    assert (result.code, result.out) == (2, "")
+    assert "is a folder without a __main__.py" in " ".join(result.err.split()).replace(" │ │ ", " ")
+    (tmp_path / "__main__.py").write_text("print('ran')")
+    result = run([*LAUNCH, "-n", "2", str(tmp_path)])
+    assert (result.code, sorted(result.out.splitlines())) == (0, ["[0] ran", "[1] ran"])
+
+
 @pytest.mark.parametrize("interpreter", ["python3", sys.executable])
 def test_an_interpreter_before_the_script_is_to_be_left_out(interpreter: str) -> None:
     result = run([*LAUNCH, "-n", "2", interpreter, "absent.py"])
