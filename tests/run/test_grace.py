@@ -170,7 +170,7 @@ def test_a_checkpoint_that_ctrl_c_begins_is_finished(script: Write) -> None:
         result = process.finish(15)
     assert (result.code, parts(result.out)) == (130, 10), result
     lines = [line for line in result.err.splitlines() if "waiting for rank" not in line]
-    assert lines[-1] == "[allreduce.run] interrupted", result
+    assert lines[-1] == "[allreduce.run] interrupted; ending ranks 0, 1", result
 
 
 def test_sigterm_comes_once_where_a_rank_fails_and_the_launcher_is_told_to_end(
@@ -231,7 +231,7 @@ def test_a_second_signal_kills_at_once(script: Write) -> None:
         assert process.line() == "[0] ready"
         process.signal(signal.SIGTERM)
         lines = [process.error_line() for _ in range(2)]
-        assert "got SIGTERM; ending 1 rank" in lines[0]
+        assert "got SIGTERM; ending rank 0" in lines[0]
         assert "waiting for rank 0 to end, for up to 27 s more (--grace)" in lines[1]
         process.signal(signal.SIGTERM)
         assert process.finish(10).code == 128 + signal.SIGTERM

@@ -24,7 +24,7 @@ def test_ctrl_c_ends_the_job_with_one_line(script: Write, joined: bool) -> None:
         assert wait_gone(pids, 0) == []
     assert result.code == 130
     lines = [line for line in result.err.splitlines() if "ranks through" not in line]
-    assert lines == ["[allreduce.run] interrupted"]
+    assert lines == ["[allreduce.run] interrupted; ending ranks 0, 1, 2"]
 
 
 def test_what_a_rank_prints_on_ctrl_c_is_shown(script: Write) -> None:
@@ -42,7 +42,8 @@ def test_what_a_rank_prints_on_ctrl_c_is_shown(script: Write) -> None:
         assert process.line() == "[0] ready"
         process.signal(signal.SIGINT)
         result = process.finish(10)
-    assert result.err.splitlines() == ["[allreduce.run] interrupted", "[0] saved"]
+    ours = "[allreduce.run] interrupted; ending rank 0"
+    assert result.err.splitlines() == [ours, "[0] saved"]
 
 
 def test_tracebacks_of_ctrl_c_are_left_out_whole(script: Write) -> None:
@@ -60,7 +61,7 @@ def test_tracebacks_of_ctrl_c_are_left_out_whole(script: Write) -> None:
     with running([*LAUNCH, "-n", "1", str(path)]) as process:
         assert process.line() == "[0] ready"
         process.signal(signal.SIGINT)
-        assert process.finish(10).err.splitlines() == ["[allreduce.run] interrupted"]
+        assert process.finish(10).err == "[allreduce.run] interrupted; ending rank 0\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -72,7 +73,7 @@ def test_sigterm_is_forwarded_and_told(script: Write, number: signal.Signals) ->
         result = process.finish(10)
         assert wait_gone(pids, 0) == []
     assert result.code == 128 + number
-    assert result.err == f"[allreduce.run] got {number.name}; ending 2 ranks\n"
+    assert result.err == f"[allreduce.run] got {number.name}; ending ranks 0, 1\n"
 
 
 def test_a_closed_terminal_ends_the_job(script: Write) -> None:

@@ -65,7 +65,7 @@ def test_ctrl_c_ends_a_job_whose_last_rank_is_in_a_debugger(script: Write, tmp_p
             process.send_signal(signal.SIGINT)
             assert process.wait(10) == 130
             interrupted, held = process.stderr.read().splitlines()
-            assert interrupted == "[allreduce.run] interrupted"
+            assert interrupted == "[allreduce.run] interrupted; ending rank 1"
             assert f"rank 1 (process {rank}) is dead, but process {os.getpid()}" in held
         finally:
             os.kill(rank, signal.SIGKILL)

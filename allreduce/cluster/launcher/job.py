@@ -224,13 +224,12 @@ class Job:
             return
         self._stop = number
         polite = number == signal.SIGINT
-        if polite:
-            self._tell("interrupted")
-            for relay in self._relays.values():
-                relay.interrupted = True
-        elif number in _FORWARDED:
-            living = sum(child.code is None for child in self._children)
-            self._tell(f"got {number.name}; ending {living} rank{'s' * (living != 1)}")
+        living = [child for child in self._children if child.code is None]
+        if number in _FORWARDED:
+            reason = "interrupted" if polite else f"got {number.name}"
+            self._tell(f"{reason}; ending {self._named(living)}" if living else reason)
+        for relay in self._relays.values() if polite else ():
+            relay.interrupted = True
         for child in self._children:
             if number in (signal.SIGTERM, signal.SIGPIPE):
                 child.end()
