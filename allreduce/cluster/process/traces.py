@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import linecache
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any, TypeVar, cast
 
+F = TypeVar("F", bound=Callable[..., Any])
 _LIBRARIES = frozenset((__name__.partition(".")[0], "numpy"))
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 
@@ -64,6 +67,24 @@ def ends_in_library(error: BaseException) -> bool:
     """Return whether a traceback ends in frames that are not of the user's program."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and not _is_user_code(frames[-1])
+
+
+def shorten_interrupts(function: F) -> F:
+    """Decorate a public function so that Ctrl-C in it shows the caller's frames without ours.
+
+    If code of the user's runs inside, such as a callback, the traceback stays whole.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        try:
+            return function(*args, **named)
+        except KeyboardInterrupt as error:
+            if not any(_is_user_code(frame) for frame, _ in traceback.walk_tb(error.__traceback__)):
+                error.__traceback__ = None
+            raise
+
+    return cast(F, call)
 
 
 def _is_user_code(frame: FrameType) -> bool:

@@ -8,6 +8,7 @@ from weakref import WeakSet
 
 import numpy as np
 
+from allreduce.cluster.process.traces import shorten_interrupts
 from allreduce.devices import options
 from allreduce.devices.names import DeviceName
 from allreduce.errors import UsageError
@@ -51,6 +52,7 @@ class Replicator(Replicas):
     def __repr__(self) -> str:
         return "the single replica outside of any strategy"
 
+    @shorten_interrupts
     def run(
         self,
         fn: Callable[..., Any],

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
 from allreduce.cluster.process import traces
+from tests.cluster.processes import running
 
 
 def _fails() -> None:
@@ -35,3 +41,49 @@ def test_a_syntax_error_is_summed_up_by_its_message_not_by_its_place() -> None:
     with pytest.raises(SyntaxError) as found:
         compile("x = = 1", "train.py", "exec")
     assert traces.summary(found.value).startswith("SyntaxError: invalid syntax")
+
+
+_TRAINING = """
+import os, sys
+import numpy as np
+import allreduce as ar
+
+class Ready(ar.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 0:
+            os.write(1, b"ready\\n")
+
+def batches():
+    while True:
+        yield rows, rows[:, :1]
+
+rows = np.ones((2048, 256), np.float32)
+model = ar.nn.Sequential([ar.nn.Dense(1024), ar.nn.Dense(1)])
+model.compile(ar.optim.SGD(0.0), "mse")
+model.fit(batches(), steps_per_epoch=10**6, callbacks=[Ready()], verbose=0)
+"""
+
+
+def test_ctrl_c_in_a_process_that_trains_alone_shows_the_users_line_only(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(_TRAINING)
+    with running([sys.executable, str(path)]) as process:
+        assert process.line() == "ready"
+        time.sleep(0.5)  # the callback has returned
+        process.signal(signal.SIGINT)
+        result = process.finish(20)
+    assert result.code == -signal.SIGINT
+    trace = result.err[result.err.index("Traceback") :].splitlines()
+    assert f'File "{path}", line 18, in <module>' in trace[1]
+    assert "model.fit(" in trace[2]
+    assert trace[-1] == "KeyboardInterrupt"
+    assert len(trace) <= 7, result.err
+
+
+def test_an_interrupt_in_the_users_code_keeps_its_place() -> None:
+    def users_function() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        traces.shorten_interrupts(users_function)()
+    assert "in users_function\n" in traces.text(caught.value)
