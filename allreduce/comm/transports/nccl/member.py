@@ -73,7 +73,11 @@ class NcclMember:
             raise InternalError(
                 f"{where}: NCCL could not make a communicator: {error}; {library.advice()}"
             ) from None
-        self._settle("make a communicator")
+        try:
+            self._settle("make a communicator")
+        except BaseException:
+            self.abort()
+            raise
 
     def _enter(self) -> None:
         enter: Callable[[], None] = getattr(self.device, "enter")  # noqa: B009  # of GPUs
@@ -181,8 +185,8 @@ class NcclMember:
                 try:
                     self._enter()
                     api.comm_abort(self.handle)
-                except (api.NCCLError, InternalError) as error:  # a failed GPU; it has ended anyway
-                    logger.warning("%s: NCCL could not abort: %s", self.where, error)
+                except Exception as error:  # a failed GPU, for one: the others are aborted, too
+                    logger.warning("%s: NCCL could not abort: %r", self.where, error)
 
     def close(self) -> None:
         """Leave; all its calls must be complete."""

@@ -134,9 +134,8 @@ class NcclTransport(Transport):
         else:
             agreement.check(self._where, found, self.called)
             made = self._with_nccl(device)
+        self.watch.add_member(made)
         self._meet("barrier", None, "finish it")
-        self.watch.members.append(made)
-        watchdog.add(self.watch)
         device.guards.append(self.watch.settle)
         return made
 
@@ -222,16 +221,11 @@ class NcclTransport(Transport):
 
     def abort(self, reason: str, *, interrupted: bool = False) -> None:
         self.control.abort(reason, interrupted=interrupted)
-        self._free()
+        self.watch.abort_members()
 
     def end(self, finding: Finding) -> None:
         self.control.end(finding)
-        self._free()
-
-    def _free(self) -> None:
-        """End NCCL's calls of a dead communicator, which would wait for ever."""
-        for member in list(self._members.values()):  # another thread may make one
-            member.abort()
+        self.watch.abort_members()
 
     def drain(self) -> None:
         if not self.dead:
@@ -249,7 +243,7 @@ class NcclTransport(Transport):
             for member in members:
                 member.close()
         else:
-            self._free()
+            self.watch.abort_members()
         if self._plane is not None:
             self._plane.close(drain=False)
         self.control.close(drain)

@@ -106,6 +106,14 @@ class Watch:
         """Whether a failure has been found."""
         return self._failure is not None
 
+    def add_member(self, member: Any) -> None:
+        """Watch the calls of a new member, or abort it if a failure has been found."""
+        with self._lock:
+            self.members.append(member)
+            if self.failed or self.closed or self._control.dead:
+                member.abort()
+        add(self)
+
     def begin(self, event: Event, text: str, number: int) -> Enqueued:
         """Watch a call that was just enqueued."""
         call = Enqueued(event, text, number, time.monotonic())
@@ -320,11 +328,17 @@ class Watch:
             error = build_error(self._where, finding)
         self._failure = reworded(error, str(error))  # without the traceback
         exit_hooks.note_failure(elsewhere=isinstance(error, PeerLostError))
-        if not self._control.dead:
-            fault = next((name for kind, name in _FAULTS.items() if isinstance(error, kind)), "")
-            text = str(error).removeprefix(f"{self._where}: ")
-            self._control.end(error.finding or Finding(fault or "aborted", text))
-        for member in self.members:
+        try:
+            if not self._control.dead:
+                faults = (name for kind, name in _FAULTS.items() if isinstance(error, kind))
+                text = str(error).removeprefix(f"{self._where}: ")
+                self._control.end(error.finding or Finding(next(faults, "aborted"), text))
+        finally:
+            self.abort_members()
+
+    def abort_members(self) -> None:
+        """Free the GPUs' streams, which would wait for ever in calls of a dead communicator."""
+        for member in list(self.members):  # another thread may make one
             member.abort()
 
 
