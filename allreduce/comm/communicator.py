@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from numpy.typing import DTypeLike, NDArray
 
-from allreduce.comm import compound, objects
-from allreduce.comm.arguments.checks import UNSCALED, Options
+from allreduce.comm import compound
+from allreduce.comm.arguments.checks import Options, factors
 from allreduce.comm.calls.call import ANY, OPERATORS
 from allreduce.comm.calls.plan import Plan
 from allreduce.comm.core import lifecycle
@@ -20,7 +19,6 @@ from allreduce.comm.core.transport import DeviceTransport, Transport, Work
 from allreduce.comm.dispatch import Dispatcher, fast_path
 from allreduce.comm.group_factory import GroupFactory, several_per_process
 from allreduce.devices import Device
-from allreduce.errors import UsageError
 from allreduce.keywords import explain
 
 _FIXED = frozenset({"rank", "size", "local_rank", "local_size", "transport"})
@@ -128,7 +126,7 @@ class Communicator:
 
         `x` may be a list of arrays; then `out` and the result are lists, too.
         """
-        options = Options(op, scale=_factors(prescale, postscale))
+        options = Options(op, scale=factors(prescale, postscale))
         return self._finish("all_reduce", x, options, out, async_op)
 
     @fast_path(_REDUCING, "sum")
@@ -145,7 +143,7 @@ class Communicator:
         async_op: bool = False,
     ) -> Any:
         """Combine the members' arrays, or lists of arrays, on the root."""
-        options = Options(op, root, scale=_factors(prescale, postscale))
+        options = Options(op, root, scale=factors(prescale, postscale))
         return self._finish("reduce", x, options, out, async_op)
 
     @fast_path(_REDUCING, "sum")
@@ -162,7 +160,7 @@ class Communicator:
         async_op: bool = False,
     ) -> Any:
         """Combine the members' arrays `(rows, ...)`; every member gets its share of the rows."""
-        options = Options(op, counts=counts, scale=_factors(prescale, postscale))
+        options = Options(op, counts=counts, scale=factors(prescale, postscale))
         return self._finish("reduce_scatter", x, options, out, async_op)
 
     @fast_path()
@@ -286,27 +284,20 @@ class Communicator:
         Raises:
             MismatchError: The message has another dtype or number of elements.
         """
-        return self._dispatch.call(
-            functools.partial(self._dispatch.receive, out, source, tag), async_op
-        )
+        begin = functools.partial(self._dispatch.receive, out, source, tag)
+        return self._dispatch.call(begin, async_op)
 
     def broadcast_object(self, value: Any = None, *, root: int = 0, async_op: bool = False) -> Any:
         """Send the root's plain data to every member; other members' values are ignored."""
-        context = self._dispatch.context("broadcast_object")
-        calls = functools.partial(objects.broadcast, self._dispatch, context, value, root)
-        return self._dispatch.compound(context, calls, async_op)
+        return compound.broadcast_object(self._dispatch, value, root, async_op)
 
     def gather_object(self, value: Any, *, root: int = 0, async_op: bool = False) -> Any:
         """Return a list of every member's plain data, by rank, on the root; None elsewhere."""
-        context = self._dispatch.context("gather_object")
-        calls = functools.partial(objects.gather, self._dispatch, context, value, root)
-        return self._dispatch.compound(context, calls, async_op)
+        return compound.gather_object(self._dispatch, value, root, async_op)
 
     def all_gather_object(self, value: Any, *, async_op: bool = False) -> Any:
         """Return a list of every member's plain data, by rank."""
-        context = self._dispatch.context("all_gather_object")
-        calls = functools.partial(objects.all_gather, self._dispatch, context, value)
-        return self._dispatch.compound(context, calls, async_op)
+        return compound.all_gather_object(self._dispatch, value, async_op)
 
     def split(
         self, color: int | None, key: int = 0, *, transport: str | None = None
@@ -419,9 +410,9 @@ class Communicator:
 
         given: dict[str, Any] = {"op": op, "prescale": prescale, "postscale": postscale}
         given |= {"root": root, "counts": counts, "receives": receives, "out": out}
-        given |= {"dest": dest, "source": source, "tag": tag}
-        given = {name: value for name, value in given.items() if value is not None}
-        return planning.describe(self, collective, x, given)
+        return planning.describe(
+            self, collective, x, given | {"dest": dest, "source": source, "tag": tag}
+        )
 
     def enqueue(
         self,
@@ -487,41 +478,17 @@ class Communicator:
         dispatch.closed, dispatch.fast_path = True, None
         with contextlib.ExitStack() as stack:  # run all of them, even if one fails
             stack.callback(lifecycle.remove, dispatch.transport)
-            for group in self._groups.cached if self._groups is not None else ():
-                if not group.closed:
-                    stack.callback(group._close, drain)
-            if self._groups is not None and first:
-                stack.callback(self._groups.part.leave)
+            if self._groups is not None:
+                self._groups.close(stack, drain, first)
             stack.callback(dispatch.transport.close, drain)
             if drain and not dispatch.transport.dead:
-                stack.callback(self._finish_compound)
-
-    def _finish_compound(self) -> None:
-        """Wait until no other thread is in a compound call."""
-        with contextlib.suppress(UsageError):  # this thread or process must not call
-            self._dispatch.exclusively(lambda: None)
+                stack.callback(dispatch.finish_compound)
 
     def __enter__(self) -> Communicator:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._close(drain=error is None)
 
     def _finish(self, collective: str, x: Any, options: Options, out: Any, async_op: bool) -> Any:
-        begin: Callable[..., Work] = self._dispatch.start
-        if isinstance(x, list | tuple):
-            from allreduce.comm import lists  # few programs use it
-
-            begin = functools.partial(lists.start, self._dispatch)
-        return self._dispatch.call(functools.partial(begin, collective, x, options, out), async_op)
-
-
-def _factors(prescale: Any, postscale: Any) -> tuple[Any, Any]:
-    """Return `UNSCALED` if both factors are 1; other factors are checked later."""
-    ones = all(type(factor) in (int, float) and factor == 1 for factor in (prescale, postscale))
-    return UNSCALED if ones else (prescale, postscale)
+        return compound.finish(self._dispatch, collective, x, options, out, async_op)

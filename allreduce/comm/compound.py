@@ -1,9 +1,12 @@
-"""Calls that consist of several: a scatter without `out`, and an all_to_all with counts."""
+"""Calls of one array, and calls that consist of several.
+
+The latter are those of lists and plain data, scatter without `out`, and all_to_all with counts.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,39 @@ from allreduce.comm.dispatch import Dispatcher
 from allreduce.errors import UnsupportedError, UsageError
 
 _COUNTS = Options(call_text="all_to_all(..., counts=[...])")  # the exchange of counts
+
+
+def finish(
+    comm: Dispatcher, collective: str, x: Any, options: Options, out: Any, async_op: bool
+) -> Any:
+    """Make a collective of an array, or of a list of arrays."""
+    begin: Callable[..., Work] = comm.start
+    if isinstance(x, list | tuple):
+        from allreduce.comm import lists  # few programs use it
+
+        begin = functools.partial(lists.start, comm)
+    return comm.call(functools.partial(begin, collective, x, options, out), async_op)
+
+
+def broadcast_object(comm: Dispatcher, value: Any, root: Any, async_op: bool) -> Any:
+    """Give every member the root's data; see `Communicator.broadcast_object`."""
+    context = comm.context("broadcast_object")
+    calls = functools.partial(objects.broadcast, comm, context, value, root)
+    return comm.compound(context, calls, async_op)
+
+
+def gather_object(comm: Dispatcher, value: Any, root: Any, async_op: bool) -> Any:
+    """Give the root every member's data; see `Communicator.gather_object`."""
+    context = comm.context("gather_object")
+    calls = functools.partial(objects.gather, comm, context, value, root)
+    return comm.compound(context, calls, async_op)
+
+
+def all_gather_object(comm: Dispatcher, value: Any, async_op: bool) -> Any:
+    """Give every member every member's data; see `Communicator.all_gather_object`."""
+    context = comm.context("all_gather_object")
+    calls = functools.partial(objects.all_gather, comm, context, value)
+    return comm.compound(context, calls, async_op)
 
 
 def scatter(

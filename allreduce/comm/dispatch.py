@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import threading
@@ -161,6 +162,11 @@ class Dispatcher:
                 self.fast_path = before
                 if self.closed:  # meanwhile
                     self.fast_path = None
+
+    def finish_compound(self) -> None:
+        """Wait until no other thread is in a compound call."""
+        with contextlib.suppress(UsageError):  # this thread or process must not call
+            self.exclusively(lambda: None)
 
     def start(
         self, collective: str, x: Any, options: Options, out: Any = None, whole: Any = None

@@ -7,6 +7,7 @@ part of it, which is removed when all members have closed the communicator.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections import Counter
@@ -45,6 +46,7 @@ class Closable(Protocol):
 
     @property
     def closed(self) -> bool: ...
+    def _close(self, drain: bool) -> None: ...
 
 
 C = TypeVar("C", bound=Closable)
@@ -128,10 +130,18 @@ class GroupFactory(Generic[C]):
 
         return self._once("across", lane)
 
-    @property
-    def cached(self) -> list[C]:
-        """`across` and `local`, if they were made."""
-        return [self._cached[kind] for kind in ("across", "local") if kind in self._cached]
+    def close(self, stack: contextlib.ExitStack, drain: bool, first: bool) -> None:
+        """Have `stack` close `local` and `across`, if they were made, and leave the store.
+
+        Args:
+            drain: Whether their started calls complete.
+            first: Whether this is the communicator's first close.
+        """
+        for kind in ("across", "local"):
+            if kind in self._cached and not self._cached[kind].closed:
+                stack.callback(self._cached[kind]._close, drain)
+        if first:
+            stack.callback(self.part.leave)
 
     def _once(self, kind: str, ranks: Callable[[tuple[int, ...]], Sequence[int]]) -> C:
         self._admit(kind)

@@ -75,11 +75,12 @@ def describe(comm: _Communicator, collective: str, x: Any, given: Mapping[str, A
     Args:
         x: The collective's input; for scatter the root's array, on all members; for recv its
             output.
-        given: Its other arguments by name, as far as the caller gives them.
+        given: Its other arguments by name; None if the caller gives none.
 
     Raises:
         UsageError: An argument is wrong, as for the call itself.
     """
+    given = {name: value for name, value in given.items() if value is not None}
     planner = _Planner(comm._dispatch, given)
     context = planner.context(collective)
     if collective not in _PLANNED:

@@ -29,6 +29,12 @@ _BYTES_LIMIT = 1 << 62  # beyond any address, so that transports need not check 
 _INT64_MOST = 2**63 - 1
 
 
+def factors(prescale: Any, postscale: Any) -> tuple[Any, Any]:
+    """Return `UNSCALED` if both factors are 1; other factors are checked later."""
+    ones = all(type(factor) in (int, float) and factor == 1 for factor in (prescale, postscale))
+    return UNSCALED if ones else (prescale, postscale)
+
+
 class Context(NamedTuple):
     """The member and the collective, for checks and messages."""
 
