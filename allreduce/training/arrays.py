@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -228,6 +228,11 @@ def with_class_weight(samples: Samples, class_weight: Mapping[int, float]) -> Sa
     for number, weight in class_weight.items():
         weights[classes == number] = weight
     return Samples(samples.x, samples.y, weights)
+
+
+def has_classes(samples: Samples, classes: Sequence[int]) -> np.ndarray:
+    """Return for each class whether a sample has it `(classes,)`; y is read by `_class_numbers`."""
+    return np.isin(np.asarray(classes), _class_numbers(samples))
 
 
 def _class_numbers(samples: Samples) -> np.ndarray:

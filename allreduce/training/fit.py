@@ -20,6 +20,7 @@ from allreduce.training.arrays import (
     Samples,
     as_samples,
     gives_batches,
+    has_classes,
     with_class_weight,
 )
 from allreduce.training.facts import (
@@ -40,7 +41,7 @@ from allreduce.training.inputs import (
 )
 from allreduce.training.options import SHARDED, FitOptions, is_sharded
 from allreduce.training.progress import Epoch, describe_batch, resolve
-from allreduce.training.ranks import check_world, rank_of, size_of
+from allreduce.training.ranks import check_world, gather_integers, rank_of, size_of
 from allreduce.training.sources import ArraySource, IterableSource, Order, Source
 from allreduce.training.trainable import Trainable
 
@@ -69,6 +70,7 @@ def fit(model: Trainable, x: Any, y: Any, options: FitOptions) -> History:
         settled["the list of callbacks"] = [type(each).__name__ for each in callbacks]
     _agree(model, "fit", given, settled, tests)
     _prepare(model, "fit", (given, ""), (tests, "validation "))
+    _warn_of_absent_classes(replicator, given, options)
     output_warning = model.output_warning()
     if output_warning and not model.epochs_done and rank_of(replicator) == 0:
         logger.warning("fit: %s", output_warning)
@@ -90,6 +92,23 @@ def fit(model: Trainable, x: Any, y: Any, options: FitOptions) -> History:
         if tested is not None:
             tested.close()
     return history
+
+
+def _warn_of_absent_classes(replicator: Replicator, given: Any, options: FitOptions) -> None:
+    """Warn on rank 0 of weights of classes that are in no rank's arrays."""
+    if not options.class_weight or not isinstance(given, Samples):
+        return
+    classes = sorted(map(int, options.class_weight))
+    found = has_classes(given, classes)
+    if is_sharded(options.data):
+        found = gather_integers(replicator, "the classes in y", found.tolist()).sum(axis=0)
+    absent = [str(each) for each, there in zip(classes, found, strict=True) if not there]
+    if absent and rank_of(replicator) == 0:
+        logger.warning(
+            "fit: class_weight has a weight for class %s, which is not in y; a class without a "
+            "weight counts 1",
+            ", ".join(absent),
+        )
 
 
 def _train(

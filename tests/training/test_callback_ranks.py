@@ -344,6 +344,8 @@ def test_a_nan_on_one_rank_ends_all_with_the_weights_of_before() -> None:
 def _ranks_that_warn() -> None:
     import logging
 
+    import numpy as np
+
     import allreduce as ar
     from tests.nn.common import blobs, classifier
 
@@ -358,8 +360,16 @@ def _ranks_that_warn() -> None:
         model = classifier()
     model.fit(((x, y) for _ in range(2)), epochs=3, verbose=0)
     assert ["no more batches for epoch 2 of 3" in each for each in found] == [True] * (rank == 0)
+    found.clear()
+    weights = {7: 2.0, 0: 2.0, 1: 3.0}
+    for data in ("same", "sharded"):
+        own = y if data == "same" else np.full(40, rank)  # each class is on one rank only
+        model.fit(x, own, class_weight=weights, verbose=0, data=data)
+        said = ["fit: class_weight has a weight for class 7, which is not in y; a class without a "]
+        assert [each.removesuffix("weight counts 1") for each in found] == said * (rank == 0)
+        found.clear()
 
 
-def test_only_rank_0_warns_of_absent_batches() -> None:
+def test_only_rank_0_warns_of_absent_classes_and_batches() -> None:
     for result in run_ranks(_ranks_that_warn, 2):
         assert result.returncode == 0, result.stderr
