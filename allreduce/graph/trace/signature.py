@@ -44,7 +44,6 @@ class Arguments:
     Attributes:
         key: The signature; calls with equal keys share a trace.
         feeds: For each array among the leaves, its value on each local replica.
-        keys: The part of the key of each leaf.
         around: The rest of the key: device scopes, passes that are off, checks of numerics, threads
             and the seed, which random operators store in their keys.
         seed: The seed in `around`.
@@ -60,7 +59,6 @@ class Arguments:
     key: Hashable
     inputs: list[Input | None]
     feeds: list[tuple[np.ndarray, ...]] = field(default_factory=list)
-    keys: list[Hashable] = field(default_factory=list)
     around: tuple[Hashable, ...] = ()
     seed: int | None = None
     rows: tuple[int, ...] | None = None
@@ -109,14 +107,13 @@ def take_apart(structure: Any, local_replicas: int, like: Arguments | None = Non
     again = None if like is None else _alike(structure, local_replicas, like)
     if again is not None:
         return again
-    leaves = pytree.leaves(structure)
-    found = Arguments(structure, None, [])
-    for leaf in leaves:
+    found, keys = Arguments(structure, None, []), []
+    for leaf in pytree.leaves(structure):
         array, key = _describe(leaf, found, local_replicas)
         found.inputs.append(array)
-        found.keys.append(key)
+        keys.append(key)
     found.seed, found.around = seed.fixed(), _around()
-    found.key = (pytree.treedef(structure, ordered=True), tuple(found.keys), found.around)
+    found.key = (pytree.treedef(structure, ordered=True), tuple(keys), found.around)
     args, kwargs = structure
     looks = [look for look in map(_look, args) if look is not None]
     if type(args) is tuple and len(looks) == len(args) and not kwargs:
@@ -150,7 +147,6 @@ def _alike(structure: Any, replicas: int, like: Arguments) -> Arguments | None:
         return None
     found = Arguments(
         *(structure, like.key, like.inputs),
-        keys=like.keys,
         around=like.around,
         seed=like.seed,
         looks=like.looks,
