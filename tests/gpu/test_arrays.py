@@ -19,6 +19,7 @@ import allreduce as ar
 from allreduce import devices, events
 from allreduce.comm import replica_communicators
 from allreduce.devices.cuda import cupy_streams
+from allreduce.devices.cuda.kernels import copies
 from tests.gpu import launch
 from tests.gpu.kernels import call
 from tests.harness import world_of_one
@@ -204,6 +205,20 @@ def test_copies_between_gpus(way: str, mover: str) -> None:
     stream.launch(devices.lookup(mover).assign, target, source)
     stream.synchronize()
     np.testing.assert_array_equal(devices.read(target), wanted)
+
+
+def test_a_path_between_gpus_that_cannot_be_opened_leaves_the_threads_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there(np.zeros(3), "GPU:1")
+    there(np.zeros(3), "GPU:0")  # the thread's latest
+    before = call(driver.cuCtxGetCurrent())
+    refused = (driver.CUresult.CUDA_ERROR_TOO_MANY_PEERS,)
+    monkeypatch.setattr(driver, "cuCtxEnablePeerAccess", lambda peer, flags: refused)
+    copies._open_path.cache_clear()
+    with pytest.raises(ar.AllreduceError, match="CUDA_ERROR_TOO_MANY_PEERS"):
+        copies._open_path(1, 0)
+    assert int(call(driver.cuCtxGetCurrent())) == int(before)
 
 
 def copy_repeatedly() -> None:

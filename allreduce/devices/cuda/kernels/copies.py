@@ -87,17 +87,20 @@ def _context(ordinal: int) -> Any:
 def _open_path(first: int, second: int) -> None:
     """Let two GPUs reach each other; without, the driver copies through the host."""
     before = call(api.cuCtxGetCurrent)
-    for own, other in ((first, second), (second, first)):
-        if not call(api.cuDeviceCanAccessPeer, own, other):
-            logger.info(
-                "GPU %d cannot reach GPU %d: copies between them go through the host", own, other
-            )
-            break
-        call(api.cuCtxSetCurrent, _context(own))
-        (status,) = api.cuCtxEnablePeerAccess(_context(other), 0)
-        if status and status != ALREADY_ENABLED:  # by CuPy or another library
-            raise failure("cuCtxEnablePeerAccess", status)
-    call(api.cuCtxSetCurrent, before)
+    try:
+        for own, other in ((first, second), (second, first)):
+            if not call(api.cuDeviceCanAccessPeer, own, other):
+                logger.info(
+                    "GPU %d cannot reach GPU %d: copies between them go through the host",
+                    *(own, other),
+                )
+                return
+            call(api.cuCtxSetCurrent, _context(own))
+            (status,) = api.cuCtxEnablePeerAccess(_context(other), 0)
+            if status and status != ALREADY_ENABLED:  # by CuPy or another library
+                raise failure("cuCtxEnablePeerAccess", status)
+    finally:
+        call(api.cuCtxSetCurrent, before)
 
 
 def set_number(target: Any, value: Any) -> None:
