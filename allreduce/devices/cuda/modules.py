@@ -150,7 +150,8 @@ def _compiled(source: str, architecture: str) -> bytes:
         kept = FileStreamProgramCache()
         found = kept.get(key)
     except OSError as error:
-        found = _not_kept(str(error))
+        _log_not_kept(error)
+        found = None
     if found is None:
         try:
             found = bytes(Program(text, "c++", options).compile("cubin").code)
@@ -159,17 +160,21 @@ def _compiled(source: str, architecture: str) -> bytes:
         try:
             kept[key] = found
         except OSError as error:
-            _not_kept(str(error))
+            _log_not_kept(error)
     return found
 
 
-@cache
-def _not_kept(why: str) -> None:
-    logger.info(
-        "kernels are compiled in each process, because their folder cannot be used: %s; "
-        "XDG_CACHE_HOME names another one",
-        why,
-    )
+_logged = threading.Event()  # set once the log says that compiled kernels cannot be kept
+
+
+def _log_not_kept(error: OSError) -> None:
+    if not _logged.is_set():
+        _logged.set()
+        logger.info(
+            "kernels are compiled in each process, because their folder cannot be used: %s; "
+            "XDG_CACHE_HOME names another one",
+            error,
+        )
 
 
 def _runtime_headers() -> Sequence[str]:
