@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from allreduce.devices.cuda.kernels import rows
 from allreduce.devices.cuda.modules import BLOCK
 from tests.gpu import launch
 from tests.gpu.kernels import SOURCES
@@ -72,7 +73,7 @@ def test_all_files_are_found() -> None:
 )
 @pytest.mark.timeout(600)
 def test_a_file_compiles_without_spills(path: Path, architectures: list[int]) -> None:
-    block = 128 if path.stem == "loss" else BLOCK
+    block = rows._THREADS if path.stem == "loss" else BLOCK
     for kernels, spilled, *threads in compiled(str(path), architectures):
         assert kernels > 0
         assert not spilled
