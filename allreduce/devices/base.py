@@ -96,9 +96,12 @@ class Stream(ABC):
 
         Args:
             kernel: Called as `Op.cpu`, on other arrays like `out` and `inputs`.
-            out: …
-            inputs: …
-            attrs: The operator's.
+            out: An array like the one that the step will have it write to; may be blank.
+            inputs: Arrays like those that it will read; may be blank.
+            attrs: The operator's attributes.
+
+        Returns:
+            Whether the kernel has returned, so that `launch_custom` finds what it uses loaded.
         """
         return True
 
@@ -272,10 +275,10 @@ class Device(ABC):
         Called by `Stream.launch`.
 
         Args:
-            divisor: As for `clipping.set_divisor`, and so are count and limit.
+            divisor: Set; as for `clipping.set_divisor`.
             gradients: Sums over samples, `(n,)`.
-            count: …
-            limit: …
+            count: The number of samples, `(1,)`.
+            limit: The largest norm.
         """
         set_divisor(divisor, count, sum_of_squares([gradients]), limit)
 

@@ -42,8 +42,8 @@ def uniform(
     Args:
         shape: Any size may be a named one, as `x.shape[0]`: each sample has its own numbers then.
             Without one all replicas draw the same.
-        low: A Python number, and so is `high`.
-        high: …
+        low: The lower bound, a Python number.
+        high: The upper bound, a Python number.
         dtype: A floating type.
         seed: Determines the draw, with the operator's place in the step and the step's number; by
             default the seed of `ar.set_seed`.

@@ -70,8 +70,8 @@ def group_norm(
     Args:
         x: `(batch, …, channels)`.
         groups: How many; they divide the channels.
-        gamma: `(channels,)` or None, and so is beta.
-        beta: …
+        gamma: The scales, `(channels,)`; None for none.
+        beta: The shifts, `(channels,)`; None for none.
         epsilon: As for `normalize`.
 
     Raises:

@@ -44,9 +44,9 @@ def average_pool2d(
 
     Args:
         x: `(batch, height, width, channels)`.
-        size: As for `max_pool2d`, and so are strides and padding.
-        strides: …
-        padding: …
+        size: The windows' height and width, as for `max_pool2d`.
+        strides: Pixels from window to window, as for `max_pool2d`.
+        padding: As for `max_pool2d`.
     """
     return _pool("average_pool2d", x, size, strides, padding)
 
