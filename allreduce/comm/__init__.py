@@ -92,8 +92,9 @@ def init(
         size: The number of ranks.
         leader: `host:port` of the group leader.
         secret: A secret that all ranks share.
-        transport: "shared" (one host), "hierarchical" (several), "tcp" or "mpi". Default: "shared"
-            or "hierarchical", depending on the number of hosts.
+        transport: "shared" (one host), "hierarchical" (several), "tcp", "mpi", or "nccl": for
+            arrays on GPUs, with "shared" or "hierarchical" for those of the host. Default: "nccl"
+            if this process has a GPU, otherwise "shared" or "hierarchical", by the number of hosts.
         timeout: Limit for joining and for any wait, in seconds; default: 300.
 
     Raises:
