@@ -1,9 +1,9 @@
 """Run a command on simulated GPUs: the stand-ins for driver, NCCL, cuBLAS and NVRTC, preloaded.
 
-    python -m tests.gpu.launch --devices 2 -- python script.py
+    .venv-gpu/bin/python -m tests.gpu.launch -- mpirun -n 2 python mpi_examples/train.py
 
 The library knows nothing of them: the real cuda.core, nccl4py and CuPy find them under the names of
-their originals. They are built on first use, into build/gpu.
+their originals. They are built on first use, into build/gpu. `make gpu-test` makes `.venv-gpu`.
 """
 
 from __future__ import annotations
@@ -78,6 +78,8 @@ def environment(devices: int = 2, **more: str) -> Mapping[str, str]:
             a hang ends the process with status 86).
     """
     own = {**os.environ, "PATH": f"{PYTHON.parent}:{ROOT / '.venv/bin'}:{os.environ['PATH']}"}
+    # The library of that mpirun, which does not lie beside this Python.
+    own.setdefault("MPI4PY_LIBMPI", str(ROOT / ".venv/lib/libmpi.so.12"))
     if not has_driver():
         libraries = build()
         own["LD_PRELOAD"] = ":".join(str(libraries / name) for name in LIBRARIES)

@@ -106,8 +106,6 @@ def fail(folder: Path, launcher: str, what: str) -> list[str]:
     script = folder / "failing.py"
     script.write_text(FAILING)
     environment = {**os.environ, "STANDIN_DEVICES": str(RANKS)}
-    if launcher == "mpirun":
-        environment["MPI4PY_LIBMPI"] = str(launch.ROOT / ".venv/lib/libmpi.so.12")
     command = [*LAUNCHERS[launcher], str(script), str(folder), what, launcher]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     paths = [folder / str(rank) for rank in range(RANKS)]

@@ -65,7 +65,6 @@ def run(text: str, *arguments: str, ranks: int = 1, gpus: int = 2, **variables: 
     environment = {**os.environ, "STANDIN_DEVICES": str(gpus), **variables}
     if ranks > 1:
         command = [str(launch.ROOT / ".venv/bin/mpirun"), "-n", str(ranks), *command]
-        environment["MPI4PY_LIBMPI"] = str(launch.ROOT / ".venv/lib/libmpi.so.12")
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
