@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -41,7 +40,7 @@ _MOST_TIMINGS = 64  # of the latest steps, for their median
 _EVERY_TIME = ("store_gradient", "store_count", "clear_gradients")
 # Python and native objects of one instruction, without values: 650 to 860 were measured.
 _INSTRUCTION_BYTES = 1024
-_AS_IT_IS = nullcontext()
+_PLAIN = {np.ndarray}
 
 
 class BoundProgram:
@@ -180,14 +179,12 @@ class BoundProgram:
         if frame.queues.any:
             frame.upload_step_numbers()
         # Arrays that are in another place in each step.
-        placed = zip(self.program.inputs, self.place(feeds), strict=True)
-        moving = {**dict(placed), **frame.outputs.allocate()}
+        moving = dict(zip(self.program.inputs, self.place(feeds), strict=True))
+        moving.update(frame.outputs.allocate())
         frame.values.update(moving)
         steps = self._chosen(list(moving.values()))
         try:
-            with self._quiet(steps):  # infinities and NaN are results here, not warnings
-                for step in steps:
-                    step()
+            self._perform(steps)
         except BaseException as error:
             self._abandon(error)
             try:
@@ -196,12 +193,14 @@ class BoundProgram:
                 error.add_note(f"then: {lost}")
             self._drop_moving()
             raise
-        self._finish()
+        if frame.works:
+            self._finish()
         frame.serial = False
         if frame.queues.any:
             frame.queues.end()
-        self.timing = StepTiming(began, time.perf_counter(), frame.clocks)
-        self.recent[options.current().pipelining].append(self.timing.seconds)
+        ended = time.perf_counter()
+        self.timing = StepTiming(began, ended, frame.clocks)
+        self.recent[options.current().pipelining].append(ended - began)
         if frame.clocks:
             self.communicated = self.timing
         outputs = frame.outputs.of(frame.values)
@@ -222,7 +221,7 @@ class BoundProgram:
         Copies take memory and may load kernels, which no replica may do while another's step runs.
         """
         facts = self.frame.facts
-        if not facts.fed and all(type(feed) is np.ndarray for feed in feeds):
+        if not facts.fed and set(map(type, feeds)) <= _PLAIN:
             return feeds
         placed = []
         for i, feed in zip(self.program.inputs, feeds, strict=True):
@@ -257,12 +256,18 @@ class BoundProgram:
             return self._replay.steps
         return self.steps
 
-    def _quiet(self, steps: list[Step]) -> AbstractContextManager[None]:
-        """Switch NumPy's warnings off, which takes 2 µs, if NumPy computes anything."""
+    def _perform(self, steps: list[Step]) -> None:
+        """Run a step's functions."""
         replay = self._replay
         if replay is not None and steps is replay.steps and replay.is_whole:
-            return _AS_IT_IS
-        return np.errstate(all="ignore")
+            for step in steps:
+                step()
+            return
+        # NumPy computes something. Infinities and NaN are results here, not warnings; the switch
+        # takes 2 µs.
+        with np.errstate(all="ignore"):
+            for step in steps:
+                step()
 
     def _record(self, moving: Mapping[int, np.ndarray]) -> None:
         """Bind native code to the arrays of the step that has just run."""

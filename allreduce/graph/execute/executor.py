@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn
 
 from allreduce.devices import lookup, options
 from allreduce.errors import OutOfMemoryError, UsageError
@@ -27,8 +27,6 @@ from allreduce.reduction import Arena
 # ten steps of a small model, and 0.25 ms for each MiB of fresh memory.
 KEPT_BYTES = 256 << 20
 _ALWAYS_KEPT = 2
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class Executor:
@@ -83,7 +81,15 @@ class Executor:
             OutOfMemoryError: Memory is exhausted; the message names the largest values.
         """
         end(self.replica.runs)  # after an interrupt, threads may still be active
-        return self._explaining_shortage(self._run, feeds, info, batch)
+        try:
+            bound = self._bound_for(info, batch)
+            try:
+                return bound.run(feeds, info)
+            except BaseException as error:
+                self.rendezvous.abort(self.replica.generation, info.step, error)
+                raise
+        except MemoryError as error:
+            self._raise_shortage(error)
 
     def is_prepared(self, feeds: Sequence[Any], info: StepInfo) -> bool:
         """Return whether a step finds the memory and kernels that its devices need."""
@@ -98,29 +104,22 @@ class Executor:
         Returns:
             The feeds, copied to their devices.
         """
-
-        def prepare() -> Sequence[Any]:
-            return self._bound_for(info, batch).place(feeds)
-
-        return self._explaining_shortage(prepare)
-
-    def _explaining_shortage(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         try:
-            return work(*args, **named)
-        except OutOfMemoryError:
-            raise  # a device's error is complete
-        except MemoryError as error:  # from NumPy, in a kernel or a loop
-            raise self._shortage(error) from error
+            return self._bound_for(info, batch).place(feeds)
+        except MemoryError as error:
+            self._raise_shortage(error)
 
-    def _shortage(self, error: MemoryError) -> OutOfMemoryError:
-        """Return an error that names the device without memory, and the largest uses."""
+    def _raise_shortage(self, error: MemoryError) -> NoReturn:
+        """Raise an error that names the device without memory, and the largest uses."""
+        if isinstance(error, OutOfMemoryError):
+            raise error  # a device's is complete
         places = self.replica.places
         memory = lookup(places.names[places.home]).memory
         where = ", ".join(getattr(error, "__notes__", ()))
-        return OutOfMemoryError(
+        raise OutOfMemoryError(
             f"no memory on {places.home.local}: {error}{where and f' ({where})'}; use a smaller "
             f"model or batch, or fewer replicas per host{memory.largest()}"
-        )
+        ) from error
 
     def _sizes(self, info: StepInfo) -> tuple[int, tuple[int, ...] | None]:
         return info.rows, info.rows_per_replica if self._joins_rows else None
@@ -133,14 +132,6 @@ class Executor:
             self._evict()
         self._bound.move_to_end(sizes)
         return bound
-
-    def _run(self, feeds: Sequence[Any], info: StepInfo, batch: bool) -> list[Output]:
-        bound = self._bound_for(info, batch)
-        try:
-            return bound.run(feeds, info)
-        except BaseException as error:
-            self.rendezvous.abort(self.replica.generation, info.step, error)
-            raise
 
     def _bind(self, info: StepInfo, batch: bool) -> BoundProgram:
         """Bind the program to memory; if there is too little, release other bound programs."""

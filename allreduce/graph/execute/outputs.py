@@ -88,9 +88,11 @@ class Outputs:
 
     def allocate(self) -> dict[int, np.ndarray]:
         """Return an array for each output node; it is reused when nothing refers to it."""
-        found = {node: each.allocate() for node, each in self._host.items()}
-        if self._device_outputs:
-            found.update({node: each.allocate() for node, each in self._device_outputs.items()})
+        found: dict[int, Any] = {}
+        for node, output in self._host.items():
+            found[node] = output.allocate()
+        for node, piece in self._device_outputs.items():
+            found[node] = piece.allocate()
         return found
 
     def fetch(self, node: Node, array: np.ndarray, copied: Event) -> None:
@@ -101,7 +103,10 @@ class Outputs:
 
     def of(self, values: Mapping[int, np.ndarray]) -> list[Output]:
         """Return the outputs of a step that has ended, each in memory that nothing else uses."""
-        return [self._output(node, gives, values) for node, gives in self._outputs]
+        found = []
+        for node, gives in self._outputs:
+            found.append(self._output(node, gives, values))
+        return found
 
     def _output(self, node: Node, gives: bool, values: Mapping[int, np.ndarray]) -> Output:
         if node.id in self._fetched:

@@ -36,6 +36,12 @@ class OutputStructure:
         """Insert fetched values into the structure."""
         if self.structure is True:
             return next(values)
+        if type(self.structure) in (list, tuple):  # the usual ones, quickly
+            for leaf in self.structure:
+                if leaf is not True:
+                    break
+            else:
+                return type(self.structure)(values)
         return pytree.map_leaves(
             lambda leaf: next(values) if leaf is True else leaf, self.structure
         )
