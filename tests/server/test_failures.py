@@ -171,7 +171,7 @@ def test_inputs_that_nothing_reads_are_not_sent(session: ar.Session) -> None:
 
     session.run(step, (X, np.zeros(5)))
     (program,) = session._functions[step].programs.values()
-    assert [list(part.feeds) for part, _ in program.parts] == [[0]]
+    assert [part.feeds for part in program.parts] == [(0,)]
     np.testing.assert_array_equal(session.run(lambda x, _: x, (X, X + 1)), X)
     assert session.run(lambda _: "nothing to compute", (X,)) == "nothing to compute"
 
@@ -281,7 +281,7 @@ def test_an_error_is_raised_at_once_whichever_task_waits_for_it(session: ar.Sess
         session.run(step, (X, np.full(4, 9)))
     assert time.monotonic() - began < 10  # not the timeout
     (program,) = session._functions[step].programs.values()
-    assert [part.task for part, _ in program.parts] == ["/job:worker/task:0", "/job:ps/task:0"]
+    assert [part.channel.peer for part in program.parts] == ["/job:worker/task:0", "/job:ps/task:0"]
     assert np.isfinite(float(session.run(step, (X, np.zeros(4, np.int64)))))
 
 
@@ -386,7 +386,7 @@ with ar.Session(sys.argv[1], timeout=60) as session:
     session.run(step, (np.ones(2, np.float32),))
     (program,) = session._functions[step].programs.values()
     # Half of a step: `ps` waits for the other half.
-    (pair,) = [each for each in program.parts if each[0].task == "/job:ps/task:0"]
+    (pair,) = [each for each in program.parts if each.channel.peer == "/job:ps/task:0"]
     program.parts[:] = [pair]
     print("runs", flush=True)
     session.run(step, (np.ones(2, np.float32),))

@@ -72,8 +72,6 @@ class ParameterServer:
         self._secret, self._timeout, self._connected = secret, timeout, connected
         self._channel: Channel | None = None
         self._sending = threading.RLock()  # also of what `connected` calls
-        self._waiting: dict[tuple[Channel, int], Answer] = {}
-        self._requests = 0
         self._generation: int | None = None
         self._past: set[int] = set()  # generations before it
         self._lost_at: float | None = None  # when the connection was lost
@@ -120,18 +118,12 @@ class ParameterServer:
 
     def _send(self, call: Call) -> None:
         about = pb.Description(method=call.method, json=json.dumps(call.fields))
+        call.channel = None  # if it is lost again
         with self._sending:
             channel = self._open()
-            self._requests += 1
-            number = self._requests
-            call.answer, call.channel = Answer(), channel
-            self._waiting[channel, number] = call.answer
             self.nbytes += len(about.json) + sum(each.nbytes for each in call.arrays)
-        try:
-            channel.send(Frame(pb.CALL, about, number), call.arrays)
-        except PeerLostError:
-            call.channel = None
-            raise
+        call.answer = channel.request(Frame(pb.CALL, about), call.arrays)
+        call.channel = channel
 
     def _has_come(self, call: Call) -> bool:
         """Wait for an answer; returns False if the connection is lost before."""
@@ -183,7 +175,7 @@ class ParameterServer:
                 # A name for each: the end of an earlier connection is not taken for this one's.
                 self._connections += 1
                 name = f"{self.identity}.{self._connections}"
-                channel = peer.open(name, self._take, self._lose, is_clients=True)
+                channel = peer.open(name, None, self._lose)
                 break
             except JoinError as error:  # it may have ended between the two
                 if time.monotonic() > deadline:
@@ -200,22 +192,13 @@ class ParameterServer:
         self._generation, self._lost_at = peer.hello.generation, None
         return channel
 
-    def _take(self, channel: Channel, frame: Frame, arrays: Arrays) -> None:
-        answer = self._waiting.pop((channel, frame.request), None)
-        if answer is not None:
-            answer.fill(frame, arrays)
-
-    def _lose(self, channel: Channel, why: str) -> None:
+    def _lose(self, _: Channel, why: str) -> None:
         if not self._closed and self._lost_at is None:
             self._lost_at = time.monotonic()
             logger.warning(
                 "[parameter server] %s is lost: %s; waiting up to %g s for it",
                 *(self.name, why, self._timeout),
             )
-        for key in [each for each in list(self._waiting) if each[0] is channel]:
-            answer = self._waiting.pop(key, None)
-            if answer is not None:
-                answer.fill(None, (), why)
 
     def close(self) -> None:
         """End the connection; the task sees that this worker has not failed."""

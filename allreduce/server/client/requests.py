@@ -1,4 +1,4 @@
-"""A client's connections to the tasks of a cluster, and its requests over them."""
+"""A client's connections to the tasks of a cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from allreduce.server.protocol.frames import Frame
 
 
 class Requests:
-    """Connects a client to tasks, and matches their answers with its requests.
+    """Connects a client to tasks, and makes errors of their answers.
 
     Args:
         name: The client's name.
@@ -28,8 +28,6 @@ class Requests:
     def __init__(self, name: str, secret: bytes, timeout: float) -> None:
         self._name, self._secret, self._timeout = name, secret, timeout
         self._channels: dict[str, Channel] = {}  # by task
-        self._waiting: dict[tuple[Channel, int], Answer] = {}
-        self._count = 0
         self._generations: dict[str, int] = {}  # of tasks, when they were last connected to
         self._lost: set[str] = set()  # tasks whose connection has ended
         self._closed = False
@@ -50,7 +48,7 @@ class Requests:
             return known
         limit = self._timeout if timeout is None else timeout
         peer = Peer(address, self._secret, limit, task)
-        channel = peer.open(self._name, self._take, self._lose, is_clients=True)
+        channel = peer.open(self._name, None, self._lose)
         peer.close()
         self._channels[task] = channel
         self._note_found(task, peer.hello.generation)
@@ -75,15 +73,7 @@ class Requests:
     ) -> tuple[Frame, Sequence[np.ndarray]]:
         """Send one request to a task; returns the answer."""
         channel = self.channel(task, address)
-        return self.result(channel, self.send(channel, frame, arrays))
-
-    def send(self, channel: Channel, frame: Frame, arrays: Sequence[np.ndarray]) -> Answer:
-        """Send a request; returns its answer, which has not come yet."""
-        self._count += 1
-        frame.request = self._count
-        reply = self._waiting[channel, frame.request] = Answer()
-        channel.send(frame, arrays)
-        return reply
+        return self.result(channel, channel.request(frame, arrays))
 
     def result(
         self, channel: Channel, reply: Answer, timeout: float | None = None
@@ -98,8 +88,14 @@ class Requests:
             PeerLostError: The task was lost.
             AllreduceError: The error that the task has answered with.
         """
-        limit = self._timeout if timeout is None else timeout
-        if not (reply.came or channel.wait(reply, limit)):
+        channel.wait(reply, self._timeout if timeout is None else timeout)
+        self.check(channel, reply)
+        assert reply.frame is not None
+        return reply.frame, reply.arrays
+
+    def check(self, channel: Channel, reply: Answer) -> None:
+        """Raise what is wrong with an answer, as `result` does without waiting."""
+        if not reply.came:
             raise TimeoutError(
                 f"[server] {channel.peer} has not answered within {self._timeout:g} s"
             )
@@ -107,26 +103,11 @@ class Requests:
             raise PeerLostError(f"[server] {channel.peer} is lost: {reply.lost}")
         if reply.frame.kind == pb.FAILED:
             raise_failure(reply.frame, channel.peer)
-        return reply.frame, reply.arrays
-
-    def _take(self, channel: Channel, frame: Frame, arrays: Sequence[np.ndarray]) -> None:
-        reply = self._waiting.pop((channel, frame.request), None)
-        if reply is not None:
-            reply.fill(frame, arrays)
 
     def _lose(self, channel: Channel, why: str) -> None:
         if not self._closed:
             self._lost.add(channel.peer)
             logger.warning("[server] the session has lost %s: %s", channel.peer, why)
-        for key in [each for each in list(self._waiting) if each[0] is channel]:
-            reply = self._waiting.pop(key, None)
-            if reply is not None:
-                reply.fill(None, (), why)
-
-
-def has_failed(reply: Answer) -> bool:
-    """Return whether a task has answered with an error, or has been lost."""
-    return reply.came and (reply.frame is None or reply.frame.kind == pb.FAILED)
 
 
 def raise_failure(frame: Frame, task: str) -> NoReturn:

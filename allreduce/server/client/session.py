@@ -27,7 +27,7 @@ from allreduce.errors import (
 from allreduce.events import logger
 from allreduce.graph.core.node import Graph
 from allreduce.graph.core.scope import users_line
-from allreduce.graph.core.tensor import concrete
+from allreduce.graph.core.tensor import ConcreteTensor
 from allreduce.graph.passes.prune import prune
 from allreduce.graph.trace import output_structure
 from allreduce.graph.trace.output_structure import OutputStructure
@@ -36,7 +36,7 @@ from allreduce.graph.trace.trace import HOST, Trace, check_outside, recording
 from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.update import UpdateRule
 from allreduce.keywords import Refusing, explain
-from allreduce.server.client.requests import Requests, described_error, has_failed
+from allreduce.server.client.requests import Requests, described_error
 from allreduce.server.protocol import task_pb2 as pb
 from allreduce.server.protocol.channel import DEAD_SECONDS, Answer, Channel
 from allreduce.server.protocol.connect import Peer
@@ -48,7 +48,20 @@ from allreduce.server.protocol.frames import Frame
 _REGISTERING_SECONDS = 10.0
 _SCHEME = "grpc://"
 _POLL_SECONDS = 0.05  # of waiting for one task, until the client looks at the others
-_GLANCE_SECONDS = 0.001  # of looking at each of these
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A task's part of a program.
+
+    Attributes:
+        feeds: The program's inputs that the task reads.
+        fetches: The program's outputs that the task returns.
+    """
+
+    channel: Channel
+    feeds: tuple[int, ...]
+    fetches: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -57,20 +70,20 @@ class _Program:
 
     Attributes:
         rules: The optimizers it applies, and their settings when it was registered.
-        parts: Each task's part, with the channel to the task.
     """
 
     returned: OutputStructure
     handle: str
-    parts: list[tuple[pb.PartOf, Channel]]
+    parts: list[_Part]
     rules: list[tuple[UpdateRule, str]]
 
     @property
     def is_current(self) -> bool:
         """Whether all tasks still have it, with the optimizers' settings of now."""
-        if any(channel.ended for _, channel in self.parts):
-            return False
-        return all(configured(rule) == before for rule, before in self.rules)
+        for part in self.parts:
+            if part.channel.ended:
+                return False
+        return not self.rules or all(configured(rule) == before for rule, before in self.rules)
 
 
 @dataclass(slots=True)
@@ -268,7 +281,8 @@ class Session(Refusing):
         program = _Program(returned, reply.handle, [], settled)
         try:
             for each in reply.parts:
-                program.parts.append((each, self._requests.channel(each.task, each.address)))
+                channel = self._requests.channel(each.task, each.address)
+                program.parts.append(_Part(channel, tuple(each.feeds), tuple(each.fetches)))
             self._create({each.task: list(each.missing) for each in reply.parts}, variables)
         except BaseException:
             self._release(program)
@@ -336,64 +350,65 @@ class Session(Refusing):
         return self._requests.ask(task, self.cluster.address(*parse_task(task)), frame, arrays)
 
     def _release(self, program: _Program) -> None:
-        for _, channel in program.parts:
+        for part in program.parts:
             with contextlib.suppress(PeerLostError):  # its parts are gone with it
-                channel.send(Frame(pb.RELEASE, pb.Description(handle=program.handle)))
+                part.channel.send(Frame(pb.RELEASE, pb.Description(handle=program.handle)))
 
     # --- steps ---
 
     def _step(self, program: _Program, arguments: Arguments, step: int) -> list[Any]:
-        feeds = [values[0] for values in arguments.feeds]
-        rows = arguments.rows[0] if arguments.rows else 1
-        sent: list[tuple[pb.PartOf, Channel, Answer]] = []
+        about = pb.Description(handle=program.handle, rows=(arguments.rows or (1,))[0])
+        feeds = arguments.feeds
+        sent: list[tuple[_Part, Answer]] = []
         try:
-            about = pb.Description(handle=program.handle, rows=rows)
-            for part, channel in program.parts:
-                frame = Frame(pb.RUN, about, step=step)
-                reply = self._requests.send(channel, frame, [feeds[i] for i in part.feeds])
-                sent.append((part, channel, reply))
-            results: list[Any] = [None] * sum(len(part.fetches) for part, _, _ in sent)
+            for part in program.parts:
+                arrays = [feeds[i][0] for i in part.feeds]
+                sent.append((part, part.channel.request(Frame(pb.RUN, about, step=step), arrays)))
             self._await_all(sent)
-            failed = [each for each in sent if has_failed(each[2])]
-            for part, channel, reply in failed or sent:
-                arrays = self._requests.result(channel, reply, 0.0)[1]
-                for index, array in zip(part.fetches, arrays, strict=True):
-                    results[index] = concrete(array, HOST)
         except BaseException as error:
             self._abort(program, step, error)
-            if isinstance(error, PeerLostError) or any(has_failed(reply) for *_, reply in sent):
+            if isinstance(error, PeerLostError) or any(answer.has_failed for _, answer in sent):
                 self._raise_cause(sent, error)
             raise
+        results: list[Any] = [None] * len(program.returned.rows_per_sample)
+        for part, answer in sent:
+            for index, array in zip(part.fetches, answer.arrays, strict=True):
+                results[index] = ConcreteTensor(array, HOST)
         return results
 
-    def _await_all(self, sent: Sequence[tuple[pb.PartOf, Channel, Answer]]) -> None:
-        """Wait until all tasks have answered, one has failed, or the timeout is over."""
+    def _await_all(self, sent: Sequence[tuple[_Part, Answer]]) -> None:
+        """Wait for the answers of all tasks.
+
+        Raises:
+            Exception: What one of them has failed with, or a TimeoutError.
+        """
         deadline = time.monotonic() + self._timeout
         pending = list(sent)
-        while pending and not any(has_failed(reply) for *_, reply in sent):
-            _, channel, reply = pending[0]
+        while pending:
             left = deadline - time.monotonic()
-            if channel.wait(reply, min(left, _POLL_SECONDS)) or left <= 0:
+            part, answer = pending[0]
+            if part.channel.wait(answer, min(left, _POLL_SECONDS)) or left <= 0:
+                if not answer.came or answer.has_failed:
+                    self._requests.check(part.channel, answer)
                 del pending[0]
                 continue
-            for _, other, answer in pending[1:]:  # the first may wait for one that has failed
-                other.wait(answer, _GLANCE_SECONDS)
+            for part, answer in pending[1:]:  # the first may wait for one that has failed
+                if part.channel.wait(answer, 0.0):
+                    self._requests.check(part.channel, answer)
 
     def _abort(self, program: _Program, step: int, error: BaseException) -> None:
         """Tell all tasks that a step has failed, so that none waits for another."""
         why = f"{type(error).__name__}: {error}"
-        for _, channel in program.parts:
+        for part in program.parts:
             about = pb.Description(handle=program.handle, error=why)
             with contextlib.suppress(PeerLostError):  # it needs none
-                channel.send(Frame(pb.ABORT, about, step=step))
+                part.channel.send(Frame(pb.ABORT, about, step=step))
 
-    def _raise_cause(
-        self, sent: Sequence[tuple[pb.PartOf, Channel, Answer]], first: BaseException
-    ) -> None:
+    def _raise_cause(self, sent: Sequence[tuple[_Part, Answer]], first: BaseException) -> None:
         """Wait for all tasks to end a step that failed on one; raise what ended the others."""
-        for _, channel, reply in sent:
+        for part, answer in sent:
             try:
-                self._requests.result(channel, reply)
+                self._requests.result(part.channel, answer)
             except (PeerLostError, TimeoutError):
                 continue
             except AllreduceError as error:

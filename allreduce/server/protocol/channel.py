@@ -8,9 +8,9 @@ processes on two cores, a gRPC call 350.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
-import select
 import socket
 import struct
 import threading
@@ -23,20 +23,21 @@ import numpy as np
 
 from allreduce.errors import PeerLostError, UnsupportedError
 from allreduce.events import logger
+from allreduce.graph.core.host_future import Output
 from allreduce.server.protocol import frames, mpi_messages, segments
 from allreduce.server.protocol import task_pb2 as pb
-from allreduce.server.protocol.frames import Announced, Frame
+from allreduce.server.protocol.frames import Frame
 from allreduce.server.protocol.mpi_messages import MpiMessages
+from allreduce.server.protocol.reader import AT_ONCE, Reader
 
 BEAT_SECONDS = 2.0
 DEAD_SECONDS = 6.0  # without a byte
 
-_BUFFER_BYTES = 1 << 16
 _LOCAL_BYTES = 1 << 20  # that a Unix socket holds; with the kernel's 208 KiB it wakes too often
 _TURN_SECONDS = 0.005  # until a waiting thread looks again whether another has read its answer
-_PAUSE_SECONDS = 0.5  # of a wait, until it looks whether the connection has ended
+_PAUSE_SECONDS = 0.05  # of a client's read, until it looks at its deadline and at other tasks
+_TIMEVAL = struct.Struct("ll")  # seconds, microseconds
 _INT = struct.Struct("i")  # a descriptor
-_RIGHTS_BYTES = socket.CMSG_SPACE(64 * _INT.size)  # that come with the bytes of one read
 _MOST_PARTS = 1024  # of one call of sendmsg (IOV_MAX)
 _JOINED_BYTES = 1 << 10  # of an array that is copied, which takes less time than a view
 _READERS = 2  # one reads while the other runs a step; see `Channel`
@@ -59,26 +60,26 @@ class Answer:
     arrays: Sequence[np.ndarray] = ()
     lost: str = ""
 
-    def fill(self, frame: Frame | None, arrays: Sequence[np.ndarray], lost: str = "") -> None:
-        """Set all of it."""
-        self.frame, self.arrays, self.lost = frame, arrays, lost
-        self.came = True
+    @property
+    def has_failed(self) -> bool:
+        """Whether the other end has answered with an error, or was lost."""
+        return self.came and (self.frame is None or self.frame.kind == pb.FAILED)
 
 
 class Channel:
     """One authenticated connection; sends are safe from several threads.
 
-    The thread that has read a frame handles it, so nothing is handed from thread to thread. A frame
-    that may take long is handled after `hand_over`: another thread reads meanwhile, so an abort or
-    a lost connection is noticed during a step. A client's connection has no such threads: the
-    thread that waits for an answer reads it.
+    At a task, the thread that has read a frame handles it, so nothing is handed from thread to
+    thread. A frame that may take long is handled after `hand_over`: another thread reads meanwhile,
+    so an abort or a lost connection is noticed during a step. A client's connection has no such
+    threads: the thread that waits for an answer reads it.
 
     Args:
         connection: A connected socket, after the handshake.
         peer: The other end's name, for messages.
-        handle: Called with each frame and its arrays, but heartbeats.
+        handle: Called with each frame and its arrays, but heartbeats; None for a client, to which
+            nothing comes but answers.
         lost: Called once, with the reason, when the connection has ended.
-        is_clients: Whether threads read in `wait` instead of in the background.
         mpi: Receives large arrays of other ranks of the same MPI job; None if there is none.
         mpi_rank: The other end's rank, if large arrays are sent so.
     """
@@ -87,53 +88,52 @@ class Channel:
         self,
         connection: socket.socket,
         peer: str,
-        handle: Handle,
+        handle: Handle | None,
         lost: Callable[[Channel, str], None],
         *,
-        is_clients: bool = False,
         mpi: MpiMessages | None = None,
         mpi_rank: int | None = None,
     ) -> None:
         self.peer = peer
         self._mpi, self._mpi_rank = mpi, mpi_rank
         self._mpi_tag = secrets.randbelow(mpi_messages.TAGS)
-        self._is_clients = is_clients
         self._socket = connection
         self._handle, self._lost = handle, lost
         self._reading, self._sending, self._ending = (threading.Lock() for _ in range(3))
-        self._reader = 0  # the thread that holds `_reading`, of those in the background
+        self._thread = 0  # that holds `_reading`, of those in the background
         self._is_local = connection.family == socket.AF_UNIX
-        self._sent, self._received = segments.Sender(), segments.Receiver()
-        self._descriptors: list[int] = []  # of segments, which have come and are not mapped yet
-        self._buffer = bytearray()
+        self._sent, self._reader = segments.Sender(), Reader(connection, mpi)
+        self._numbers = itertools.count(1)  # of requests
+        self._answers: dict[int, Answer] = {}  # that have not come yet, by request
         self.ended = ""  # why, once it has
         self.has_left = False  # whether the other end has closed it in good order
-        self._heard = time.monotonic()
-        self._listening = False  # whether a thread waits for bytes; while none does, none are heard
         if self._is_local:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_BYTES)
         else:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(None)
-        self._ready = select.poll()
-        self._ready.register(connection, select.POLLIN)
-        for work in (*([] if is_clients else [self._read] * _READERS), self._beat):
+        if handle is None:  # a system call less than polling before each read
+            pause = _TIMEVAL.pack(0, round(_PAUSE_SECONDS * 1e6))
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, pause)
+        for work in (*([] if handle is None else [self._read] * _READERS), self._beat):
             threading.Thread(target=work, name=f"allreduce-{peer}", daemon=True).start()
 
-    def send(self, frame: Frame, arrays: Sequence[np.ndarray] = ()) -> None:
+    def send(self, frame: Frame, arrays: Sequence[Output] = ()) -> None:
         """Send a frame with arrays, which may change as soon as this returns.
 
         Raises:
             PeerLostError: The connection has ended.
             UnsupportedError: An array has a dtype that does not travel; nothing is sent.
         """
-        whole = [np.asarray(each, order="C") for each in arrays]
-        for each in whole:
-            if each.dtype.kind not in frames.KINDS:
+        whole = []
+        for given in arrays:
+            array = np.asarray(given, order="C")
+            if array.dtype.kind not in frames.KINDS:
                 raise UnsupportedError(
-                    f"[server] an array of {each.dtype} does not travel to {self.peer}; cast it "
+                    f"[server] an array of {array.dtype} does not travel to {self.peer}; cast it "
                     "to a type of NumPy's own first"
                 )
+            whole.append(array)
         try:
             with self._sending:
                 self._send(frame, whole)
@@ -145,22 +145,22 @@ class Channel:
             raise
 
     def _send(self, frame: Frame, arrays: Sequence[np.ndarray]) -> None:
-        description = [frame.about.SerializeToString()]
+        described = frame.about.SerializeToString()
         parts: list[Any] = []
         messages: list[np.ndarray] = []
         descriptors: list[int] = []
         try:
             for each in arrays:
-                elsewhere = self._elsewhere(each, messages, descriptors)
-                if elsewhere is not None:
-                    description.append(pb.Description(arrays=[elsewhere]).SerializeToString())
-                    continue
-                description.append(frames.announce(each.dtype, each.shape))
-                small = each.nbytes <= _JOINED_BYTES
-                parts.append(each.tobytes() if small else each.reshape(-1).view(np.uint8).data)
-            described = b"".join(description)
+                if each.nbytes <= _JOINED_BYTES:
+                    described += frames.announce(each.dtype, each.shape)
+                    parts.append(each.tobytes())
+                elif (elsewhere := self._elsewhere(each, messages, descriptors)) is not None:
+                    described += pb.Description(arrays=[elsewhere]).SerializeToString()
+                else:
+                    described += frames.announce(each.dtype, each.shape)
+                    parts.append(each.reshape(-1).view(np.uint8).data)
             head = frames.HEAD.pack(len(described), frame.kind, frame.request, frame.step)
-            _send_all(self._socket, [head + described, *parts], descriptors)
+            _send_all(self._socket, [head, described, *parts], descriptors)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -195,19 +195,33 @@ class Channel:
                     )
         return None
 
-    def wait(self, answer: Answer, timeout: float) -> bool:
-        """Read frames until an answer has come; returns whether it has.
+    def request(self, frame: Frame, arrays: Sequence[np.ndarray] = ()) -> Answer:
+        """Send a request; returns its answer, which has not come yet.
 
-        `handle` fills it, or `lost` when the connection ends.
+        Raises:
+            PeerLostError, UnsupportedError: As of `send`.
+        """
+        frame.request = next(self._numbers)
+        answer = self._answers[frame.request] = Answer()
+        self.send(frame, arrays)
+        return answer
+
+    def wait(self, answer: Answer, timeout: float) -> bool:
+        """Read until an answer has come, or the connection has ended; returns whether it has.
+
+        A thread may wait `_PAUSE_SECONDS` longer than `timeout`, but with 0 it does not wait.
         """
         deadline = time.monotonic() + timeout
-        while not answer.came and time.monotonic() < deadline:
+        flags = 0 if timeout > 0 else AT_ONCE
+        while not answer.came:
             if self._reading.acquire(timeout=_TURN_SECONDS):  # another waiting thread may read
                 try:
                     if not answer.came:
-                        self._read_one(min(deadline - time.monotonic(), _PAUSE_SECONDS))
+                        self._read_one(flags)
                 finally:
                     self._reading.release()
+            if time.monotonic() >= deadline:
+                break
         return answer.came
 
     def leave(self) -> None:
@@ -225,18 +239,22 @@ class Channel:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        for descriptor in self._descriptors:
-            os.close(descriptor)
-        self._descriptors = []
+        self._reader.close()
         self._lost(self, why)
+        for request in list(self._answers):
+            answer = self._answers.pop(request, None)
+            if answer is not None:
+                answer.lost, answer.came = why, True
 
     def _beat(self) -> None:
         while not self.ended:
             time.sleep(BEAT_SECONDS)
-            if self._is_clients:
+            if self._handle is None:
                 self._read_idle()
-            silent = time.monotonic() - self._heard
-            if (self._listening or self._is_clients) and silent > DEAD_SECONDS:
+            elif not self._reader.listens:
+                self._reader.heard = time.monotonic()
+            silent = time.monotonic() - self._reader.heard
+            if silent > DEAD_SECONDS:
                 self.end(f"it has sent nothing for {silent:.0f} s")
                 return
             with contextlib.suppress(PeerLostError):
@@ -246,7 +264,7 @@ class Channel:
         """Read what has come while nobody waits for an answer."""
         while not self.ended and self._reading.acquire(blocking=False):
             try:
-                if not self._read_one(0.0):
+                if not self._read_one(AT_ONCE):
                     return
             finally:
                 self._reading.release()
@@ -256,128 +274,71 @@ class Channel:
 
         Waking it takes as long as a small step, so frames that are quickly handled do without.
         """
-        if self._reader == threading.get_ident():
-            self._reader = 0
+        if self._thread == threading.get_ident():
+            self._thread = 0
             self._reading.release()
 
     def _read(self) -> None:
         own = threading.get_ident()
+        assert self._handle is not None
         while not self.ended:
-            if self._reader != own:
+            if self._thread != own:
                 self._reading.acquire()
-                self._reader = own
+                self._thread = own
             received = self._receive()
-            if received is not None:
-                self._pass_on(*received)
+            if received is None:
+                continue
+            try:
+                self._handle(self, *received)
+            except Exception as error:
+                logger.exception("[server] a frame of %s could not be handled", self.peer)
+                self.end(f"{type(error).__name__}: {error}")
             del received  # arrays in shared memory, which the other end may use again
         self.hand_over()
 
-    def _pass_on(self, frame: Frame, arrays: list[np.ndarray]) -> None:
-        """Handle a frame; what goes wrong there ends the connection, and is logged."""
-        try:
-            self._handle(self, frame, arrays)
-        except Exception as error:
-            logger.exception("[server] a frame of %s could not be handled", self.peer)
-            self.end(f"{type(error).__name__}: {error}")
-
-    def _read_one(self, seconds: float) -> bool:
-        """Read and handle a frame that comes within some time; returns whether one came."""
+    def _read_one(self, flags: int) -> bool:
+        """Read an answer; returns whether a frame has come."""
         if self.ended:
             time.sleep(_TURN_SECONDS)  # another thread is telling those who wait
             return False
-        if not (self._buffer or self._ready.poll(max(seconds, 0.0) * 1000)):
+        try:
+            received = self._receive(flags)
+        except BlockingIOError:
             return False
-        received = self._receive()
         if received is not None:
-            self._pass_on(*received)
+            frame, arrays = received
+            answer = self._answers.pop(frame.request, None)
+            if answer is not None:
+                answer.frame, answer.arrays, answer.came = frame, arrays, True
         return True
 
-    def _receive(self) -> tuple[Frame, list[np.ndarray]] | None:
+    def _receive(self, flags: int = 0) -> tuple[Frame, list[np.ndarray]] | None:
         """Read one frame; returns None of a heartbeat, and of the connection's end."""
         try:
-            frame, arrays = self._next()
+            received = self._reader.read(flags)
+        except BlockingIOError:
+            raise
         except Exception as error:  # whatever the bytes are, and where there is no memory for them
             self.end(str(error) or "it has closed the connection")
             return None
         except BaseException as error:  # Ctrl-C in the middle of a frame
             self.end(f"receiving was ended by {type(error).__name__}")
             raise
-        if frame.kind == pb.LEAVE:
+        kind = received[0].kind
+        if kind == pb.LEAVE:
             self.has_left = True
             self.end("it has left")
-        elif frame.kind != pb.HEARTBEAT:
-            return frame, arrays
+        elif kind != pb.HEARTBEAT:
+            return received
         return None
-
-    def _next(self) -> tuple[Frame, list[np.ndarray]]:
-        length, kind, request, step = frames.HEAD.unpack(self._take(frames.HEAD.size))
-        if length > frames.MOST_BYTES:
-            raise ValueError(f"it sent a frame of {length} bytes")
-        about, announced = frames.parse(bytes(self._take(length)))
-        return Frame(kind, about, request, step), [self._array(each) for each in announced]
-
-    def _array(self, announced: Announced) -> np.ndarray:
-        """Read one of the arrays that a frame announces."""
-        dtype, shape, elsewhere = announced.dtype, announced.shape, announced.elsewhere
-        if elsewhere is None and 0 < announced.nbytes <= len(self._buffer):
-            return np.frombuffer(self._take(announced.nbytes), dtype).reshape(shape)
-        if elsewhere is not None and elsewhere.segment:
-            return self._shared(elsewhere, dtype, shape)
-        array = np.empty(shape, dtype)
-        if elsewhere is not None:
-            if self._mpi is None:
-                raise ValueError("it sent an array by MPI, which this process does not use")
-            self._mpi.receive(array, elsewhere.by_mpi - 1, elsewhere.mpi_tag)
-        elif array.nbytes:
-            self._fill(array.reshape(-1).view(np.uint8).data)
-        return array
-
-    def _shared(self, header: pb.Array, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-        """Return an array in shared memory, whose descriptor came with the frame if it is new."""
-        if header.is_new:
-            if not self._descriptors:
-                raise ValueError("it sent no descriptor; is the limit of open files reached?")
-            self._received.add(header.segment, self._descriptors.pop(0))
-        return self._received.view(header.segment, dtype, shape)
-
-    def _take(self, count: int) -> bytearray:
-        """Read exactly `count` bytes, through the buffer."""
-        while len(self._buffer) < count:
-            self._heard, self._listening = time.monotonic(), True
-            if self._is_local:
-                received, rights, *_ = self._socket.recvmsg(
-                    _BUFFER_BYTES, _RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC
-                )
-                for *_, packed in rights:
-                    self._descriptors += (each for (each,) in _INT.iter_unpack(packed))
-            else:
-                received = self._socket.recv(_BUFFER_BYTES)
-            self._heard, self._listening = time.monotonic(), False
-            if not received:
-                raise EOFError
-            self._buffer += received
-        taken = self._buffer[:count]
-        del self._buffer[:count]
-        return taken
-
-    def _fill(self, target: memoryview) -> None:
-        """Read exactly a target's bytes."""
-        ready = min(len(self._buffer), len(target))
-        target[:ready] = self._buffer[:ready]
-        del self._buffer[:ready]
-        while ready < len(target):
-            self._heard, self._listening = time.monotonic(), True
-            received = self._socket.recv_into(target[ready:])
-            self._heard, self._listening = time.monotonic(), False
-            if not received:
-                raise EOFError
-            ready += received
 
 
 def _send_all(connection: socket.socket, parts: list[Any], descriptors: Sequence[int]) -> None:
     """Send all parts, in as few calls as the kernel allows; descriptors go with the first."""
-    rights = [_INT.pack(each) for each in descriptors]
-    beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, b"".join(rights))] if rights else []
+    beside = []
+    if descriptors:
+        rights = b"".join(map(_INT.pack, descriptors))
+        beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
     while parts:
         sent = connection.sendmsg(parts[:_MOST_PARTS], beside)
         beside = []

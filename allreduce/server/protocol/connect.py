@@ -173,10 +173,9 @@ class Peer:
     def open(
         self,
         identity: str,
-        handle: Handle,
+        handle: Handle | None,
         lost: Callable[[Channel, str], None],
         *,
-        is_clients: bool = False,
         mpi: MpiMessages | None = None,
     ) -> Channel:
         """Open the data connection; the arguments are those of `Channel`.
@@ -199,9 +198,7 @@ class Peer:
         rank = self.hello.mpi_rank if same_job else None
         if rank is not None:
             logger.info("[server] MPI carries large arrays to %s", self.name)
-        return Channel(
-            *(connection, self.name, handle, lost), is_clients=is_clients, mpi=mpi, mpi_rank=rank
-        )
+        return Channel(connection, self.name, handle, lost, mpi=mpi, mpi_rank=rank)
 
     def _connect_local(self, identity: str) -> socket.socket | None:
         """Connect to a task of this host by a Unix socket, which is faster; None if that fails."""

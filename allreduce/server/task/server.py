@@ -23,6 +23,7 @@ from allreduce.devices.names import DeviceName
 from allreduce.devices.options import start_logging
 from allreduce.errors import JoinError, PeerLostError, TimeoutError, UnsupportedError, UsageError
 from allreduce.events import logger
+from allreduce.graph.core.host_future import Output
 from allreduce.graph.partition.tasks import task_name
 from allreduce.keywords import Refusing
 from allreduce.parameters.service import ParameterServices
@@ -35,7 +36,7 @@ from allreduce.server.task.connections import Connections
 from allreduce.server.task.service import Service, failure
 from allreduce.server.task.worker import Worker
 
-_Reply = tuple[pb.Description, Sequence[np.ndarray]]
+_Reply = tuple[pb.Description, Sequence[Output]]
 
 _NOTHING = pb.Description()  # of an answer that consists of arrays
 _THREADS = 16  # for registering; steps have the threads of their connection
@@ -200,20 +201,22 @@ class Server(Refusing):
                 self._answer(channel, frame, arrays)
 
     def _answer(self, channel: Channel, frame: Frame, arrays: Sequence[np.ndarray]) -> None:
-        results: Sequence[np.ndarray]
+        results: Sequence[Output]
         try:
             about, results = _ANSWERS[frame.kind](self, channel.peer, frame, arrays)
             reply = Frame(pb.DONE, about, frame.request)
         except Exception as error:  # reaches the client, which raises it
             reply, results = failure(error, frame.request), ()
-        with contextlib.suppress(PeerLostError):  # the client is gone
-            try:
-                channel.send(reply, results)
-            except UnsupportedError as error:
+        try:
+            channel.send(reply, results)
+        except PeerLostError:
+            return  # the client is gone
+        except UnsupportedError as error:
+            with contextlib.suppress(PeerLostError):
                 channel.send(failure(error, frame.request))
 
     def _run(self, _: str, frame: Frame, arrays: Sequence[np.ndarray]) -> _Reply:
-        return _NOTHING, [np.asarray(each) for each in self.worker.run(frame, arrays)]
+        return _NOTHING, self.worker.run(frame, arrays)
 
     def _read(self, _: str, frame: Frame, __: Sequence[np.ndarray]) -> _Reply:
         return _NOTHING, self.worker.read(frame.about.names)

@@ -163,14 +163,17 @@ class Worker:
             UsageError: A variable has no value.
             Exception: Whatever an operator raised.
         """
-        part = self._part(frame.about.handle)
-        empty = [each.name for each in part.variables if each.name in self._empty]
-        if empty:
-            raise UsageError(f"{self._name} has no value of variables {empty}")
+        handle = frame.about.handle
+        part = self._part(handle)
+        if self._empty:
+            empty = [each.name for each in part.variables if each.name in self._empty]
+            if empty:
+                raise UsageError(f"{self._name} has no value of variables {empty}")
         with part.turn:
             part.running.add(frame.step)
             try:
-                self._part(frame.about.handle)  # it may have been released meanwhile
+                if handle not in self._parts:  # it has been released meanwhile
+                    self._part(handle)
                 began = time.monotonic()
                 results = part.executor.run(feeds, StepInfo(frame.about.rows, 0, frame.step), False)
                 part.seconds = time.monotonic() - began

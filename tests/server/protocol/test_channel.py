@@ -16,7 +16,7 @@ import pytest
 from allreduce.errors import PeerLostError, UnsupportedError
 from allreduce.server.protocol import channel, frames
 from allreduce.server.protocol import task_pb2 as pb
-from allreduce.server.protocol.channel import Answer, Channel
+from allreduce.server.protocol.channel import Channel
 from tests.server.protocol.connected import connected
 
 
@@ -89,13 +89,17 @@ def test_another_thread_reads_while_a_frame_that_was_handed_over_is_handled() ->
 def test_an_end_that_says_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "BEAT_SECONDS", 0.1)
     monkeypatch.setattr(channel, "DEAD_SECONDS", 0.4)
-    for is_clients in (False, True):
+
+    lost: queue.Queue[str] = queue.Queue()
+
+    def handle(*_: object) -> None: ...
+
+    def lose(_: Channel, why: str) -> None:
+        lost.put(why)
+
+    for each in (handle, None):
         ours, theirs = socket.socketpair(socket.AF_UNIX)
-        lost: queue.Queue[str] = queue.Queue()
-        made = Channel(
-            *(ours, "b", lambda *_: None, lambda _, why, lost=lost: lost.put(why)),
-            is_clients=is_clients,
-        )
+        made = Channel(ours, "b", each, lose)
         assert "has sent nothing for" in lost.get(timeout=5)
         assert made.ended
         theirs.close()
@@ -103,19 +107,16 @@ def test_an_end_that_says_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_an_interrupt_in_the_middle_of_an_answer_ends_a_clients_connection() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX)
-    answer = Answer()
-
-    def lose(_: Channel, why: str) -> None:
-        answer.fill(None, (), why)
-
-    client = Channel(ours, "b", lambda *_: None, lose, is_clients=True)
+    client = Channel(ours, "b", None, lambda *_: None)
+    answer = client.request(frames.Frame(pb.READ))
     announced = frames.announce(np.dtype(np.float32), (1000,))
-    theirs.sendall(frames.HEAD.pack(len(announced), pb.DONE, 0, 0) + announced + b"half of it")
+    theirs.sendall(frames.HEAD.pack(len(announced), pb.DONE, 1, 0) + announced + b"half of it")
     main = threading.main_thread().ident
     threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         client.wait(answer, 10)
     assert "KeyboardInterrupt" in client.ended
+    assert "KeyboardInterrupt" in answer.lost
     with pytest.raises(PeerLostError):
         client.send(frames.Frame(pb.READ))
     theirs.close()
