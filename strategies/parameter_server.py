@@ -133,7 +133,9 @@ class ParameterServerStrategy(Strategy):
         self.timeout = read.timeout if timeout is None else settings.check("TIMEOUT", timeout)
         self._placing: Callable[..., Any] | None = None
         self._number = next(_made)
-        self._contributed = -1  # the latest update that a loop of the program's own has given to
+        # The latest update that a loop of the program's own has given to, and how many gradients.
+        self._contributed, self._given = -1, 0
+        self._most_given = -(-self._options.total_replicas // len(self._tasks))
         self._update = -1  # the synchronous update whose parameters are here
         secret = read.secret or b""
         self._servers = connect_all(self.cluster, self.name, secret, self.timeout, self._join)
@@ -271,6 +273,7 @@ class ParameterServerStrategy(Strategy):
         share, first = self._fit.share, self._servers[0]
         if share is None:  # a loop of the program's own
             offered, _ = first.call("offer", {"update": self._update})
+            self._given = self._given + 1 if self._contributed == self._update else 1
             self._contributed = self._update
             if offered.get("taken"):
                 self._variables.contribute(links, self._update, offered["share"], offered["of"])
@@ -280,10 +283,14 @@ class ParameterServerStrategy(Strategy):
             self._variables.contribute(links, share["update"], share["part"], share["of"])
 
     def _await_update(self) -> None:
-        """Wait for the update that this worker has contributed to, and take its parameters."""
+        """Wait for the update that this worker has contributed to, and take its parameters.
+
+        If an update takes more gradients than there are workers, each gives several before.
+        """
         deadline = time.monotonic() + self.timeout
+        over = self._contributed if self._given >= self._most_given else self._contributed - 1
         while True:
-            reply, _ = self._servers[0].call("newest", {"update": self._contributed})
+            reply, _ = self._servers[0].call("newest", {"update": over})
             if reply.get("unknown"):
                 continue
             if not reply["wait"]:
