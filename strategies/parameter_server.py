@@ -18,6 +18,7 @@ from allreduce.strategies.base import Strategy
 from allreduce.strategies.fit_client import FitClient, late
 from allreduce.strategies.hybrid import HybridStrategy
 from allreduce.strategies.server_options import ServerOptions, find_workers
+from allreduce.strategies.server_state import is_state
 from allreduce.strategies.server_table import ServerTable
 from allreduce.strategies.server_variables import ServerVariables
 
@@ -350,7 +351,7 @@ class ParameterServerStrategy(Strategy):
             each, _ = server.call("status", {})
             if server is self._servers[0]:
                 found["workers"], found["dropped"] = each["workers"], each["dropped"]
-            stores = each["stores"].values()
+            stores = [store for key, store in each["stores"].items() if not is_state(key)]
             found["updates"][server.name] = max((s["updates"] for s in stores), default=0)
             for age, times in (pair for store in stores for pair in store["staleness"]):
                 found["staleness"][age] = found["staleness"].get(age, 0) + times

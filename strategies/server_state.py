@@ -17,6 +17,13 @@ from allreduce.parameters.partition import Part
 from allreduce.server.client.parameter_client import ParameterServer
 from allreduce.server.protocol.encode import sendable
 
+_PREFIX = "state-"  # of the keys
+
+
+def is_state(key: str) -> bool:
+    """Return whether a server's store has such variables, which have no updates."""
+    return key.startswith(_PREFIX)
+
 
 def assigned_variables(compiled: Compiled) -> list[Variable]:
     """List the variables that a step assigns, by name."""
@@ -61,7 +68,7 @@ class ServerState:
             place += size
         self._places = [slice(low, high) for _, low, high in named]
         part = Part(0, place, tuple(named))
-        self.key = f"state-{crc32(repr(named).encode()):08x}-{turn}"
+        self.key = f"{_PREFIX}{crc32(repr(named).encode()):08x}-{turn}"
         self._fields: dict[str, Any] = {"store": self.key, "part": part.as_json(), "task": task}
         self._fields |= {"optimizer": sendable(SGD(0.0)), "dtype": "float64", "servers": 1}
         self._fields |= {"checkpoint": checkpoint[0], "checkpoint_every": checkpoint[1]}

@@ -136,6 +136,14 @@ def test_moving_averages_are_the_chiefs(worker: Worker, monkeypatch: pytest.Monk
     other.close()
 
 
+def test_written_averages_are_no_updates(worker: Worker) -> None:
+    x, y = data()
+    strategy = worker()
+    tests = {"validation_data": (x, y), "validation_batch_size": 4}
+    with_averages(strategy).fit(x[:64], y[:64], batch_size=32, epochs=1, verbose=0, **tests)
+    assert strategy.status()["updates"] == {"/job:ps/task:0": 2}
+
+
 def test_moving_averages_are_in_checkpoints(
     worker: Worker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
