@@ -158,13 +158,15 @@ class ArenaLink:
 
         With pipelining, these are the ones that the servers sent after the gradients before.
         """
-        self._number += 1
         count = self._arena.count if self.rule.clip_norm is None else self._arena.divisor
-        fields: dict[str, Any] = {"count": float(count[0]), "number": self._number}
+        fields: dict[str, Any] = {"count": float(count[0]), "number": 0}
         fields["worker"] = self._servers[0][0].identity
         if not self._pipelines:
+            self._number += 1
+            fields["number"] = self._number
             self._take(self._call_all("push", fields, self._arena.gradients))
             return
+        # Without a number: it is not repeated, and the server may get to the next one before it.
         calls = [
             self._start(index, "push", fields, self._arena.gradients)
             for index in range(len(self._servers))

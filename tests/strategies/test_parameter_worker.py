@@ -19,6 +19,7 @@ from allreduce.strategies import parameter_server
 import allreduce as ar
 from allreduce.errors import TimeoutError, UnsupportedError, UsageError
 from allreduce.parameters import checkpoint
+from allreduce.parameters.store import ParameterStore
 from allreduce.server.client.parameter_client import connect_all
 from tests.server.clusters import describe, task_command
 from tests.strategies.small_models import data, with_table, words
@@ -238,6 +239,34 @@ def test_a_loop_of_ones_own_learns(worker: Worker, options: dict[str, Any]) -> N
     assert found["workers"] == ["worker:0"]
     expected = {"update": {}, "staleness": {0: 1, 1: 59}}
     assert found["staleness"] == expected.get(next(iter(options), ""), {0: 60})
+
+
+def test_gradients_that_overtake_each_other_all_count(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushed, second = itertools.count(), threading.Event()
+    push = ParameterStore.push
+
+    def late(*arguments: Any) -> int:
+        """Let the second gradient in first."""
+        number = next(pushed)
+        if number == 0:
+            assert second.wait(20)
+        stale = push(*arguments)
+        if number == 1:
+            second.set()
+        return stale
+
+    monkeypatch.setattr(ParameterStore, "push", late)
+    strategy = worker(staleness=2)
+    with strategy.scope():
+        model = ar.nn.Sequential([ar.nn.Dense(2, activation="softmax")])
+        model.compile("sgd", LOSS)
+    x, y = data()
+    for _ in range(3):
+        model.train_on_batch(x, y)
+    strategy.refresh(slots=False)
+    assert strategy.status()["updates"] == {"/job:ps/task:0": 3}
 
 
 def test_a_server_that_ends_writes_the_latest_updates(
