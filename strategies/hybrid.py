@@ -66,9 +66,7 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
         self.timeout = read.timeout if timeout is None else settings.check("TIMEOUT", timeout)
         folder = None if checkpoint is None else str(Path(checkpoint).absolute())
         self._checkpoint = (folder, integer("checkpoint_every", checkpoint_every, 1))
-        self._servers = connect_all(cluster, task, read.secret or b"", self.timeout, lambda _: None)
-        for server in self._servers:
-            server.call("status", {})
+        self._servers = connect_all(cluster, task, read.secret or b"", self.timeout)
         self._turn = str(next(_made))
         self._tables: dict[Variable, ServerTable] = {}  # by the variable in their place
         # Higher than those of a job that has used the servers before.

@@ -152,8 +152,6 @@ class ParameterServerStrategy(Strategy):
             strategy=self._number,
             **own,
         )
-        for server in self._servers:  # all of them, so that one that is missing is named at once
-            server.call("status", {})
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} on {self.name}"
@@ -190,8 +188,6 @@ class ParameterServerStrategy(Strategy):
 
     def _join(self, server: ParameterServer) -> None:
         """Introduce this worker to the first server, after each new connection."""
-        if server is not self._servers[0]:
-            return
         fields = {
             "task": self.name,
             "is_chief": self.is_chief,

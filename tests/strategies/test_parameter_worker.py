@@ -350,9 +350,8 @@ def test_a_table_refuses_what_it_cannot_do(worker: Worker) -> None:
 
 def test_a_server_that_was_replaced_is_not_used_again() -> None:
     spec = describe({"ps": 1, "worker": 1})
-    (client,) = connect_all(spec, "worker:0", b"", 20.0, lambda _: None)
     with ar.Server(spec, "ps", 0) as first:
-        client.call("status", {})
+        (client,) = connect_all(spec, "worker:0", b"", 20.0)
         earlier = first.service._generation
     with ar.Server(spec, "ps", 0):
         client.call("status", {})
@@ -366,7 +365,8 @@ def test_a_server_that_was_replaced_is_not_used_again() -> None:
 
 def test_several_threads_may_call_a_server() -> None:
     spec = describe({"ps": 1, "worker": 1})
-    (client,) = connect_all(spec, "worker:0", b"", 20.0, lambda _: None)
+    with ar.Server(spec, "ps", 0):
+        (client,) = connect_all(spec, "worker:0", b"", 20.0)
     done: list[int] = []
 
     def call() -> None:
@@ -377,7 +377,7 @@ def test_several_threads_may_call_a_server() -> None:
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        with ar.Server(spec, "ps", 0) as server:
+        with ar.Server(spec, "ps", 0) as server:  # to which one of the threads connects again
             threads = [threading.Thread(target=call, daemon=True) for _ in range(4)]
             for each in threads:
                 each.start()
@@ -414,8 +414,10 @@ def test_a_server_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     spec = describe({"ps": 2, "worker": 1})
     monkeypatch.setenv("ALLREDUCE_CLUSTER", spec.as_json())
     monkeypatch.setenv("ALLREDUCE_TASK", "worker:0")
-    with (
-        ar.Server(spec, "ps", 0),
-        pytest.raises(TimeoutError, match="/job:ps/task:1 does not answer"),
-    ):
-        ar.ParameterServerStrategy(timeout=0.5)
+    with ar.Server(spec, "ps", 0) as server:
+        with pytest.raises(TimeoutError, match="/job:ps/task:1 does not answer"):
+            ar.ParameterServerStrategy(timeout=0.5)
+        deadline = time.monotonic() + 20
+        while server.connections.has_client():  # that of the strategy which was not made
+            assert time.monotonic() < deadline
+            time.sleep(0.01)

@@ -218,27 +218,32 @@ def connect_all(
     task: str,
     secret: bytes,
     timeout: float,
-    connected: Callable[[ParameterServer], None],
+    joined: Callable[[ParameterServer], None] = lambda _: None,
 ) -> list[ParameterServer]:
-    """Make the connections of a worker to all tasks of `ps`, which open at their first call.
+    """Connect a worker to all tasks of `ps`.
 
     Args:
         cluster: The cluster.
         task: The worker, such as "worker:1".
         secret: The cluster's secret.
         timeout: Seconds to wait for a task that is not up, or lost.
-        connected: Called after each new connection.
+        joined: Called with the first server after each new connection to it.
+
+    Raises:
+        TimeoutError: A task does not answer in time; names it.
+        AllreduceError: What `joined` has raised.
     """
     tasks = [f"{job}:{number}" for job, number, _ in cluster if job in WORKERS]
     described = {"task": task, "is_chief": task == tasks[0], "workers": len(tasks)}
 
     def enter(server: ParameterServer) -> None:
         server.call("enter", described)
-        connected(server)
+        if server is made[0]:
+            joined(server)
 
     job, _, number = task.partition(":")
     identity = client_of(f"/job:{job}/task:{number}", secrets.token_hex(8))
-    return [
+    made = [
         ParameterServer(
             f"/job:ps/task:{number}",
             cluster.address("ps", number),
@@ -250,3 +255,11 @@ def connect_all(
         for job, number, _ in cluster
         if job == "ps"
     ]
+    try:
+        for server in made:
+            server.call("status", {})
+    except BaseException:  # else the others would take this worker for one that lives
+        for server in made:
+            server.close()
+        raise
+    return made
