@@ -98,6 +98,11 @@ class ParameterStore:
             self.has_values = True
             self._changed.notify_all()
 
+    def assign(self, parameters: np.ndarray) -> None:
+        """Set the parameters `(n,)`, as an update of its own."""
+        with self._changed:
+            self.set(parameters, {}, self.version + 1)
+
     def push(
         self, gradients: np.ndarray, count: float, seen: int, worker: str = "", number: int = 0
     ) -> int:

@@ -153,7 +153,7 @@ class Stores:
         store = self._known(fields)
         if store is None:
             return {"unknown": True}, ()
-        store.set(arrays[0], {}, store.version + 1)
+        store.assign(arrays[0])
         self._save(fields["store"], store)
         return {"version": store.version}, ()
 
@@ -188,11 +188,7 @@ class Stores:
         store = self._stores.get(fields["store"])
         if not isinstance(store, TableStore):
             return {"unknown": True}, ()
-        if not store.has_values:
-            store.fill(fields["row"], arrays[0])
-            if fields["last"]:
-                store.source = "initial values"
-                store.begin()
+        store.fill(fields["row"], arrays[0], last=fields["last"])
         return {}, ()
 
     def _lookup(self, fields: Mapping[str, Any], arrays: Arrays) -> Reply:

@@ -96,16 +96,22 @@ class TableStore(ParameterStore):
             if name not in self.slots:
                 self.slots[name] = np.zeros(self.part.size, self.dtype)
 
-    def begin(self) -> None:
-        """Note that all rows have values."""
-        with self._changed:
-            self.has_values = True
-            self._changed.notify_all()
+    def fill(self, row: int, values: np.ndarray, *, last: bool) -> None:
+        """Set initial values of rows from number `row` on, unless all have values.
 
-    def fill(self, row: int, values: np.ndarray) -> None:
-        """Set rows from number `row` on, without marking the table as initialised."""
+        Args:
+            row: The first row.
+            values: `(n, width)`.
+            last: Whether all rows have values then.
+        """
         start = (row - self.first) * self.width
-        self.parameters[start : start + values.size] = values.reshape(-1)
+        with self._changed:
+            if self.has_values:  # of another worker; gradients have changed them maybe
+                return
+            self.parameters[start : start + values.size] = values.reshape(-1)
+            if last:
+                self.source, self.has_values = "initial values", True
+                self._changed.notify_all()
 
     def lookup(self, numbers: np.ndarray) -> np.ndarray:
         """Return rows `(n, width)` by their numbers `(n,)` in the whole table."""

@@ -12,8 +12,7 @@ from allreduce.parameters.table import TableStore, add_duplicates, row_ranges
 
 def store(first: int = 0, stop: int = 10) -> TableStore:
     made = TableStore("table", first, stop, 2, "float32")
-    made.fill(first, np.arange(first, stop, dtype=np.float32).repeat(2))
-    made.begin()
+    made.fill(first, np.arange(first, stop, dtype=np.float32).repeat(2), last=True)
     return made
 
 
@@ -48,6 +47,12 @@ def test_only_touched_rows_and_their_moments_change() -> None:
     for step in (1, 2):
         whole.update(rows, np.ones(4, np.float32), slots, np.ones(1, np.float32), step)
     np.testing.assert_array_equal(made.lookup(np.asarray([5, 8])).reshape(-1), rows)
+
+
+def test_rows_that_have_values_are_not_filled_again() -> None:
+    made = store()
+    made.fill(3, np.full(4, -1.0, np.float32), last=False)  # of a worker that began before
+    assert made.lookup(np.asarray([3, 4])).tolist() == [[3, 3], [4, 4]]
 
 
 def test_shares_of_an_update_are_joined() -> None:
