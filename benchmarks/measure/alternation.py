@@ -43,11 +43,17 @@ class Measured:
     about: str
     losses: list[float]  # of the first steps, the mean of all processes
     seconds: list[float] = field(default_factory=list)  # of each step, until the last process's end
+    backward: list[float] = field(default_factory=list)  # of gradients alone, in the same turns
     figures: dict[str, float] = field(default_factory=dict)
 
     @property
     def median(self) -> float:
         return statistics.median(self.seconds)
+
+    @property
+    def after(self) -> float | None:
+        """The seconds of a step besides its gradients, if these were timed."""
+        return self.median - statistics.median(self.backward) if self.backward else None
 
     @property
     def p99(self) -> float:
@@ -80,6 +86,8 @@ def measure(
         for turn in range(rounds):
             for place in order_of(turn, len(sides)):
                 found[place].seconds += sides[place].train(steps[place])
+                if workload.backward:
+                    found[place].backward += sides[place].train(steps[place], "backward")
         for side, each in zip(sides, found, strict=True):
             each.figures = side.ask("figures", seconds)[0]
         return found
@@ -156,10 +164,10 @@ class _Side:
         taken = statistics.median(self.train(_FEWEST))
         return max(_FEWEST, round(seconds / taken))
 
-    def train(self, steps: int) -> list[float]:
-        """Have all processes do so many steps; returns the seconds of each."""
+    def train(self, steps: int, task: str = "steps") -> list[float]:
+        """Have all processes do so many steps, or a part of each; returns the seconds of each."""
         # A step is over when the last process is done with it.
-        moments = [max(each) for each in zip(*self.ask("steps", _WARM_UP + steps), strict=True)]
+        moments = [max(each) for each in zip(*self.ask(task, _WARM_UP + steps), strict=True)]
         taken = [end - start for start, end in itertools.pairwise(moments)]
         return taken[_WARM_UP:]
 

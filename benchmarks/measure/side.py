@@ -11,9 +11,9 @@ import itertools
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from trainers import TRAINERS
 
@@ -33,6 +33,13 @@ class Side(Protocol):
 
     def figures(self, seconds: float) -> dict[str, float]:
         """Measure other figures than a step's time, for about this long; a collective call."""
+
+
+class BackwardSide(Side, Protocol):
+    """A side of a case with `Workload.backward`."""
+
+    def backward(self, *batch: Any) -> Any:
+        """Compute a step's gradients without what follows."""
 
 
 def main() -> None:
@@ -92,20 +99,25 @@ def _take_turns(talk: Any, side: Side, batches: Batches) -> None:
     for line in talk:
         task, amount = json.loads(line)
         if task == "steps":
-            _say(talk, _time(side, batches, amount))
+            _say(talk, _time(side.step, side.number, batches, amount))
+        elif task == "backward":
+            step = cast(BackwardSide, side).backward
+            _say(talk, _time(step, lambda _: 0.0, batches, amount))
         elif task == "losses":
             _say(talk, [side.number(side.step(*next(batches))) for _ in range(amount)])
         else:
             _say(talk, side.figures(amount))
 
 
-def _time(side: Side, batches: Batches, steps: int) -> list[float]:
+def _time(
+    step: Callable[..., Any], number: Callable[[Any], float], batches: Batches, steps: int
+) -> list[float]:
     """Return when the first step began, and when each was over, by the clock of the host."""
     moments = [time.perf_counter()]
     for last, batch in enumerate(itertools.islice(batches, steps), 1):
-        result = side.step(*batch)
+        result = step(*batch)
         if last == steps:
-            side.number(result)  # whoever has only been told to compute it has to do so now
+            number(result)  # whoever has only been told to compute it has to do so now
         moments.append(time.perf_counter())
     return moments
 

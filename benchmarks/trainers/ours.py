@@ -31,7 +31,8 @@ def build(name: str, workload: Workload, rank: int, ports: Sequence[int]) -> tup
     strategy = ar.MultiWorkerMirroredStrategy()
     with strategy.scope():
         step = STEPS[workload.name](workload)
-    return strategy.communicator.rank, Together(step, strategy)
+    backward = _filling() if workload.backward else None
+    return strategy.communicator.rank, Together(step, strategy, backward)
 
 
 class Ours:
@@ -84,9 +85,17 @@ class Ours:
 class Together(Ours):
     """A step of several processes, each with its own samples."""
 
-    def __init__(self, step: Step, strategy: ar.MultiWorkerMirroredStrategy) -> None:
+    def __init__(
+        self, step: Step, strategy: ar.MultiWorkerMirroredStrategy, backward: Step | None = None
+    ) -> None:
         super().__init__(step)
         self._strategy = strategy
+        self._backward = backward
+
+    def backward(self, *batch: Array) -> Any:
+        """Compute a step's gradients, in memory of this process."""
+        assert self._backward is not None, "only of some cases"
+        return self._backward(*batch)
 
     def _run(self, *batch: Array) -> Any:
         shares = tuple(ar.PerReplica((each,)) for each in batch)
@@ -217,6 +226,20 @@ def _adam(workload: Workload) -> Step:
         return firsts
 
     return step
+
+
+def _filling() -> Step:
+    """Make what a step of `_adam` does before its gradients are reduced."""
+    gradients = [ar.Variable(np.zeros(adam.SIZE, np.float32)) for _ in range(adam.PARTS)]
+
+    @ar.function
+    def fill(slope: ar.Tensor) -> ar.Tensor:
+        value = ar.ops.sum(slope)
+        for each in gradients:
+            each.assign(ar.ops.broadcast_to(value, (adam.SIZE,)))
+        return value
+
+    return fill
 
 
 def _chain(workload: Workload) -> Step:

@@ -45,6 +45,7 @@ class PyTorch:
         )
         self._loss = loss
         self._clips = clips
+        self._buckets: dict[torch.Tensor, torch.Tensor] = {}
         settings = (model.parameters(), LEARNING_RATE, (BETA_1, BETA_2), EPSILON)
         if clips:
             self._adam = torch.optim.AdamW(*settings, adam.WEIGHT_DECAY, fused=fused)
@@ -53,14 +54,35 @@ class PyTorch:
 
     def step(self, *batch: Array) -> torch.Tensor:
         """Do one step; returns the loss."""
-        x, *rest = map(torch.from_numpy, batch)
-        loss = self._loss(self._model(x), *rest)
-        self._adam.zero_grad()
-        loss.backward()
+        loss = self._backward(*batch)
         if self._clips:
             nn.utils.clip_grad_norm_(self._model.parameters(), adam.CLIP_NORM)
         self._adam.step()
         return loss
+
+    def _backward(self, *batch: Array) -> torch.Tensor:
+        x, *rest = map(torch.from_numpy, batch)
+        loss = self._loss(self._model(x), *rest)
+        self._adam.zero_grad()
+        loss.backward()
+        return loss
+
+    def backward(self, *batch: Array) -> torch.Tensor:
+        """Compute gradients; copy each to a bucket and free it, as DDP does before it reduces."""
+        assert isinstance(self._model, nn.parallel.DistributedDataParallel), "of several processes"
+        parameters = list(self._model.parameters())
+        self._buckets = self._buckets or {each: torch.empty_like(each) for each in parameters}
+        hooks = [each.register_post_accumulate_grad_hook(self._copy) for each in parameters]
+        with self._model.no_sync():
+            loss = self._backward(*batch)
+        for each in hooks:
+            each.remove()
+        return loss
+
+    def _copy(self, parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None, "called when it is complete"
+        self._buckets[parameter].copy_(parameter.grad)
+        parameter.grad = None
 
     def number(self, result: torch.Tensor) -> float:
         return float(result)

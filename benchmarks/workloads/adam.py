@@ -33,4 +33,6 @@ CASE = Workload(
     1,
 )
 
-CLIPPED = replace(CASE, name="adamw-clipped", title="AdamW with clipped norm, 20 M parameters")
+CLIPPED = replace(
+    CASE, name="adamw-clipped", title="AdamW with clipped norm, 20 M parameters", backward=True
+)

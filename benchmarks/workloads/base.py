@@ -32,6 +32,7 @@ class Workload:
         agreement: By how much the losses of two sides may differ, relative to the larger one; None
             where they say nothing.
         mpi: Whether our processes are started by mpirun, not by our own launcher.
+        backward: Whether sides also time the computation of gradients without what follows.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Workload:
     shared: bool = False
     agreement: float | None = 1e-3
     mpi: bool = False
+    backward: bool = False
 
     def first_weights(self) -> dict[str, Array]:
         """Return the initial weights of all contestants."""

@@ -59,6 +59,15 @@ def test_processes_of_ours_share_a_step() -> None:
     assert min(found.seconds) > 0
     assert found.figures["peak"] >= found.figures["bound"] > 0
     assert found.about.startswith("allreduce ")
+    assert found.after is None
+
+
+@pytest.mark.torture
+def test_gradients_are_timed_alone() -> None:
+    workload = replace(WORKLOADS["adamw-clipped"], sides=(("ours", 2),))
+    (found,) = alternation.measure(workload, HERE, seconds=0.01, rounds=2, deadline=100)
+    assert len(found.backward) == len(found.seconds)
+    assert found.after is not None
 
 
 @pytest.mark.torture
@@ -131,6 +140,14 @@ def test_figures_know_whether_less_is_better() -> None:
         "step ÷ longer of input and compute, input computes": True,
         "µs per instruction, kernel included": True,
     }
+
+
+def test_what_follows_the_backward_pass_is_compared_without_it() -> None:
+    sides = [_measured("ours", 2, 3.0), _measured("pytorch-fused", 2, 8.0)]
+    found = [replace(each, backward=[0.5, 1.0, 7.0]) for each in sides]
+    (figure,) = goals.figures("adamw-clipped", found, NOW)
+    assert figure.what == "reduce, clip and update: PyTorch, fused Adam ÷ ours"
+    assert (figure.value, figure.met) == (3.5, True)
 
 
 def test_digits_count_the_samples_of_all_processes() -> None:
