@@ -56,7 +56,6 @@ def _switch(text: str) -> bool:
     return text == "on"
 
 
-_carrier = _checked(str, ("tcp", "mpi").__contains__)
 _text = _checked(str, bool)
 _secret = _checked(str.encode, bool)
 _seconds = _checked(float, lambda value: 0 < value <= LONGEST_SECONDS)
@@ -79,7 +78,7 @@ TABLE: tuple[Setting, ...] = (
     Setting("LEADER", _address, None, "host:port or a task", "where the group leader listens"),
     Setting("SECRET", _secret, None, "any non-empty text", "the job's shared secret"),
     Setting("TRANSPORT", _text, None, "a transport's name", "which transport carries collectives"),
-    Setting("ACROSS", _carrier, "tcp", "tcp or mpi", "what carries between hosts, in hierarchical"),
+    Setting("ACROSS", _text, "tcp", "a transport's name", "what hierarchical uses between hosts"),
     Setting("TCP_CONNECTIONS", _integer(1, 16), 1, "1 to 16", "data sockets per pair"),
     Setting("TCP_INTERFACE", _text, None, "an interface or address", "where hosts reach another"),
     Setting("SHARE_GPUS", _switch, False, "on or off", "whether ranks of a host share GPUs"),

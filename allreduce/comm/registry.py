@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from allreduce.cluster import World
 from allreduce.comm.communicator import Communicator
@@ -32,16 +32,41 @@ class Opener(Protocol):
     ) -> Sequence[Transport]: ...
 
 
-# Name -> module and function of its opener; imported when first used.
-REGISTRY: dict[str, tuple[str, str]] = {
-    "shared": ("allreduce.comm.transports.shared.opener", "open_shared"),
-    "tcp": ("allreduce.comm.transports.tcp.opener", "open_tcp"),
-    "mpi": ("allreduce.comm.transports.mpi.opener", "open_mpi"),
-    "hierarchical": ("allreduce.comm.transports.hierarchical.opener", "open_hierarchical"),
-    "nccl": ("allreduce.comm.transports.nccl.opener", "open_nccl"),
+class Row(NamedTuple):
+    """One transport; its module is imported when it is first used.
+
+    Attributes:
+        module: The module of its openers.
+        opener: The function that opens it.
+        between_hosts: The function that opens it as a level between hosts, in `hierarchical`; "" if
+            it is none.
+        for_devices: Whether it carries arrays on devices, beside a transport of the host's.
+        of_levels: Whether other transports carry its calls between hosts.
+    """
+
+    module: str
+    opener: str
+    between_hosts: str = ""
+    for_devices: bool = False
+    of_levels: bool = False
+
+    def load(self, function: str) -> Callable[..., Sequence[Transport]]:
+        """Import a function of its module."""
+        with importing():
+            imported = importlib.import_module(self.module)
+        found: Callable[..., Sequence[Transport]] = getattr(imported, function)
+        return found
+
+
+REGISTRY: dict[str, Row] = {
+    "shared": Row("allreduce.comm.transports.shared.opener", "open_shared"),
+    "tcp": Row("allreduce.comm.transports.tcp.opener", "open_tcp", between_hosts="open_tcp"),
+    "mpi": Row("allreduce.comm.transports.mpi.opener", "open_mpi", between_hosts="open_level"),
+    "hierarchical": Row(
+        "allreduce.comm.transports.hierarchical.opener", "open_hierarchical", of_levels=True
+    ),
+    "nccl": Row("allreduce.comm.transports.nccl.opener", "open_nccl", for_devices=True),
 }
-# Those that carry arrays on devices, beside a transport of the host's.
-FOR_DEVICES = ("nccl",)
 
 
 def opener(name: str | None, where: str = "") -> Opener:
@@ -57,11 +82,23 @@ def opener(name: str | None, where: str = "") -> Opener:
     if name is None:
         return _by_world
     check_name(name, where)
-    module, function = REGISTRY[name]
-    with importing():
-        imported = importlib.import_module(module)
-    found: Callable[..., Sequence[Transport]] = getattr(imported, function)
-    return cast(Opener, partial(found, control=_by_hosts) if name in FOR_DEVICES else found)
+    row = REGISTRY[name]
+    found = row.load(row.opener)
+    if row.for_devices:
+        return cast(Opener, partial(found, control=_by_hosts))
+    return cast(Opener, partial(found, between_hosts=_level_opener) if row.of_levels else found)
+
+
+def _level_opener(name: str) -> Opener:
+    """Look up what opens a transport as a level between hosts.
+
+    Raises:
+        UsageError: There is no such level; the message says which exist.
+    """
+    carriers = {each: row for each, row in REGISTRY.items() if row.between_hosts}
+    if name not in carriers:
+        raise unknown_name("transport between hosts", name, carriers, "ALLREDUCE_ACROSS")
+    return cast(Opener, carriers[name].load(carriers[name].between_hosts))
 
 
 def check_name(name: str, where: str = "") -> None:

@@ -41,10 +41,20 @@ class LevelWork(Protocol):
 
 
 class LevelTransport(Protocol):
-    """One member of a level, like `Transport`."""
+    """One member of a level, like `Transport`.
+
+    Attributes:
+        wait_priority: Of several levels' calls, a member waits in one of the highest: 0 if calls
+            advance by themselves, 1 if waits drive them, 2 if they drive the host's calls, too.
+        closes_together: Whether all members close it together.
+    """
 
     @property
     def name(self) -> str: ...
+    @property
+    def wait_priority(self) -> int: ...
+    @property
+    def closes_together(self) -> bool: ...
     @property
     def any_thread(self) -> bool: ...
     def admit(self) -> None: ...

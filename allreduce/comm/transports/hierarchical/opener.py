@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,8 @@ from allreduce.comm.transports.hierarchical.levels import Level, LevelTransport
 from allreduce.comm.transports.hierarchical.transport import HierarchicalTransport
 from allreduce.comm.transports.shared.opener import open_shared
 from allreduce.comm.transports.tcp.opener import open_tcp
-from allreduce.errors import AllreduceError, UnsupportedError, UsageError, reworded
+from allreduce.comm.transports.tcp.transport import TcpTransport
+from allreduce.errors import AllreduceError, UsageError, reworded
 
 _Opens = Callable[..., Sequence[LevelTransport]]
 
@@ -28,11 +28,13 @@ def open_hierarchical(
     *,
     name: str,
     timeout: float,
+    between_hosts: Callable[[str], _Opens],
     hosts: Callable[[int], Hashable] | None = None,
 ) -> list[HierarchicalTransport]:
     """Open this process's members of a transport over all processes of the world.
 
     Args:
+        between_hosts: Returns what opens the transport of a name as a level between hosts.
         hosts: Overrides the host of each member; for tests.
 
     Raises:
@@ -41,14 +43,14 @@ def open_hierarchical(
     """
     meeting = _meet(world, local_members, name, timeout, hosts)
     try:
-        return _transports(meeting)
+        return _transports(meeting, between_hosts(meeting.across))
     except BaseException as error:
         for opened in meeting.opened:
             opened.abort(f"it could not be made: {type(error).__name__}")
         raise
 
 
-def _transports(meeting: _Meeting) -> list[HierarchicalTransport]:
+def _transports(meeting: _Meeting, across: _Opens) -> list[HierarchicalTransport]:
     layout = meeting.layout
     controls = meeting.open(partial(open_tcp, kind=ControlChannel), range(layout.size), "all")
     levels: dict[int, dict[str, Level]] = {member: {} for member in controls}
@@ -62,25 +64,15 @@ def _transports(meeting: _Meeting) -> list[HierarchicalTransport]:
     for members in layout.hosts:
         for part in _parts(layout, members):
             add(part, members, open_shared, part)
-    across = _carriers(meeting.across)
+    if meeting.across != TcpTransport.name and len(layout.hosts) > 1:  # else the control serves
+        add("every", range(layout.size), across, "every")
     for number in range(layout.lanes if len(layout.hosts) > 1 else 0):
         members = tuple(sorted(host[number] for host in layout.hosts))
         add("across", members, across, f"lane {number}")
-    if meeting.across != "tcp" and len(layout.hosts) > 1:  # otherwise the control serves
-        add("every", range(layout.size), across, "every")
     return [
         HierarchicalTransport(control, levels[member], layout, meeting.timeout)
         for member, control in controls.items()
     ]
-
-
-def _carriers(across: str) -> _Opens:
-    """Return the opener of levels between hosts; imports mpi4py only if needed."""
-    if across == "tcp":
-        return open_tcp
-    return partial(
-        importlib.import_module("allreduce.comm.transports.mpi.opener").open_mpi, quiet=True
-    )
 
 
 def _parts(layout: Layout, members: Sequence[int]) -> tuple[str, ...]:
@@ -141,17 +133,12 @@ def _meet(
 
 
 def _agreed_across(world: World, answers: Sequence[tuple[int, str]]) -> str:
-    """Return the transport between hosts, after checking that all ranks want and support it."""
+    """Return the transport between hosts, after checking that all ranks want it."""
     where, (_, across) = f"[hierarchical] {world.called()}", answers[0]
-    for rank, (count, other) in enumerate(answers):
+    for rank, (_, other) in enumerate(answers):
         if other != across:
             raise UsageError(
                 f"{where}: ALLREDUCE_ACROSS is {across} on {world.called(0)} but {other} on "
                 f"{world.called(rank)}; set the same everywhere"
-            )
-        if across == "mpi" and count > 1:
-            raise UnsupportedError(
-                f"{where}: ALLREDUCE_ACROSS=mpi has one member per process, but "
-                f"{world.called(rank)} brings {count}; start one process per replica, or set tcp"
             )
     return across

@@ -43,8 +43,6 @@ from allreduce.comm.transports.hierarchical.wait_monitor import WaitMonitor
 from allreduce.comm.transports.tcp.transport import TcpWork
 from allreduce.errors import AllreduceError, ClosedError, Finding, UsageError
 
-# A wait in mpi also drives the host's calls, which need this thread; tcp calls need none.
-_URGENCY = ("mpi", "shared", "tcp")
 _POLL_SECONDS = 0.005  # between checks for failures
 _YIELD_SECONDS = 2.0  # for another member, which knows more, to give up first
 _END = "the hierarchical communicator that this belongs to has ended"
@@ -209,7 +207,7 @@ class HierarchicalTransport(Transport):
             running_works = self._runs.running_works()
         try:
             if running_works:
-                urgent = min(running_works, key=lambda one: _URGENCY.index(one[1].transport.name))
+                urgent = max(running_works, key=lambda one: one[1].transport.wait_priority)
                 held, _, agreed = urgent
                 guarded(partial(held.pause, seconds), agreed)
             elif not work.agreed.native.done:
@@ -261,7 +259,7 @@ class HierarchicalTransport(Transport):
                 return
             self._dead = True
             for level in self._levels.values():
-                if leaves and level.transport.name != "mpi":  # all members close it together
+                if leaves and not level.transport.closes_together:
                     level.transport.close(drain=False)
                 else:
                     level.transport.abort(_END)

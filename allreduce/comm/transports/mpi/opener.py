@@ -48,6 +48,13 @@ def open_mpi(
     return [MpiTransport(functions, data, control, world, board, timeout)]
 
 
+def open_level(
+    world: World, local_members: int, *, name: str, timeout: float
+) -> list[MpiTransport]:
+    """Open it as a level of `hierarchical`, which reports the end to all members."""
+    return open_mpi(world, local_members, name=name, timeout=timeout, quiet=True)
+
+
 def _meet(world: World, local_members: int, name: str, timeout: float) -> tuple[Any, list[int]]:
     """Return MPI's module and every member's rank in MPI's world, or have all members raise."""
     mpi, mine, trouble = None, -1, ""

@@ -121,6 +121,7 @@ class MpiTransport(Transport):
     """
 
     name = "mpi"
+    wait_priority, closes_together = 2, True
 
     def __init__(
         self,

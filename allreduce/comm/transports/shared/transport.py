@@ -45,6 +45,7 @@ class SharedTransport(NativeTransport[_native.Work]):
     """One member of a communicator whose members share memory."""
 
     name = "shared"
+    wait_priority, closes_together = 1, False
     drives_shared = True
     _reporter: SharedFailureReporter
     _still_shared = ""  # a warning about arrays that others may change after the end

@@ -58,6 +58,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
     """
 
     name = "tcp"
+    wait_priority, closes_together = 0, False
     reporter_class: ClassVar[type[TcpFailureReporter]] = TcpFailureReporter
 
     def __init__(
