@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,18 @@ def case_made_while_failing():
     finally:
         assert [each.aborted for each in watch.members] == [True, True]
 
+def case_second_on_one():
+    comm.all_reduce(x), comm.all_reduce(y)
+    comm.all_reduce(y if comm.rank else x)
+
+def case_new_on_one():
+    comm.all_reduce(x)
+    comm.all_reduce(y if comm.rank else x)
+
+def case_strict():
+    ar.config.set_strict_collectives(True)
+    case_new_on_one()
+
 try:
     globals()[f"case_{what}"]()
     said = "nothing"
@@ -107,3 +120,14 @@ def test_a_communicator_that_is_made_during_a_failure_is_aborted(tmp_path: Path)
     for said in run(tmp_path, "made_while_failing"):
         assert said.startswith("TimeoutError"), said
         assert "found by the thread" in said
+
+
+@pytest.mark.parametrize("what", ["second_on_one", "new_on_one", "strict"])
+def test_calls_with_different_gpus_of_the_ranks_are_a_mismatch(what: str, tmp_path: Path) -> None:
+    for rank, said in enumerate(run(tmp_path, what)):
+        assert re.match(rf"MismatchError: \[\w+\] rank {rank}: ", said), said
+        assert re.search(r"all_reduce\(float32\[4\], op='sum'\) at \S+ (on rank 0|here)", said), (
+            said
+        )
+        assert re.search(r"op='sum', communicator=1\) at \S+ (on rank 1|here)", said), said
+        assert what == "strict" or "every rank must call with the GPU of the same one" in said

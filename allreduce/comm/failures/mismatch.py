@@ -69,7 +69,7 @@ def _lists_differ(first: Side, second: Side) -> bool:
     return same and alike and first.call_text != second.call_text
 
 
-def describe(what: str, first: Side, second: Side, hidden: str = "") -> str:
+def describe(what: str, first: Side, second: Side, hidden: str = "", remedy: str = "") -> str:
     """Describe the calls of two members, this member's first, and the remedy.
 
     Args:
@@ -77,11 +77,12 @@ def describe(what: str, first: Side, second: Side, hidden: str = "") -> str:
         first: This member's side.
         second: The other member's side.
         hidden: A difference that is not visible in the calls' texts.
+        remedy: In the place of the one that follows from the calls.
     """
     low, high = (second, first) if second.here else (first, second)
     same = first.note.shape == second.note.shape
     rest = f"{'counts' if same else 'shapes'} {_EQUAL}"
-    mend = _remedy_of(first, second) or hidden or rest
+    mend = remedy or _remedy_of(first, second) or hidden or rest
     return f"{what} differs: {low}, but {high}; {mend}"
 
 

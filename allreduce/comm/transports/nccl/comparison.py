@@ -26,31 +26,44 @@ from allreduce.comm.failures.reporter import build_error
 from allreduce.errors import AllreduceError, Finding
 
 _ROUND = 32  # calls that a round compares at most
+_ONE_GPU = (
+    "a rank has a communicator for each GPU that it calls with, numbered in the order of their "
+    "first calls; every rank must call with the GPU of the same one"
+)
 _TEXT_BYTES = 512  # of a call that differs, with its line in the program
 
 
 class _Made(NamedTuple):
     calls: tuple[Call, ...]
     factors: tuple[float, ...]
+    communicator: int
     place: Place  # of the caller
 
     @property
     def text(self) -> str:
-        return calls_text(self.calls, self.factors)
+        return calls_text(self.calls, self.factors, self.communicator)
 
 
 @functools.lru_cache(maxsize=1024)
-def calls_text(calls: tuple[Call, ...], factors: tuple[float, ...]) -> str:
-    """Format a call, or the calls of a list, with all that must be equal on all members."""
+def calls_text(calls: tuple[Call, ...], factors: tuple[float, ...], communicator: int) -> str:
+    """Format a call, or the calls of a list, with all that must be equal on all members.
+
+    Args:
+        calls, factors: Of the arrays.
+        communicator: The number of NCCL's communicator, from 0: there is one for each GPU that a
+            member calls with.
+    """
     first, factor = calls[0], factors[0]
-    if first.collective == "all_to_all" and first.counts is not None:
-        return f"all_to_all({first.dtype}, counts=[...])"  # each member sends its own
     shown = str(first)
-    if len(calls) > 1:
+    if first.collective == "all_to_all" and first.counts is not None:
+        shown = f"all_to_all({first.dtype}, counts=[...])"  # each member sends its own
+    elif len(calls) > 1:
         arrays = ", ".join(f"{each.dtype}[{each.count}]" for each in calls)
         shown = shown.replace(f"{first.dtype}[{first.count}]", f"[{arrays}]", 1)
     if factor != 1.0:
         shown = f"{shown[:-1]}, factor={factor!r})"
+    if communicator:
+        shown = f"{shown[:-1]}, communicator={communicator})"
     return bounded(shown)
 
 
@@ -80,7 +93,7 @@ class CallComparison:
         self._own_text = np.zeros(_TEXT_BYTES, np.uint8)
         self._texts = np.zeros((self._size, _TEXT_BYTES), np.uint8)
 
-    def add(self, calls: Sequence[PreparedOnDevice]) -> int:
+    def add(self, calls: Sequence[PreparedOnDevice], communicator: int) -> int:
         """Note a call, or a list of calls, before it is enqueued; returns the number of calls.
 
         Messages are not counted: only two members make them.
@@ -88,7 +101,7 @@ class CallComparison:
         if calls[0].call.collective not in MESSAGES:
             own = tuple(each.call for each in calls), tuple(each.factor for each in calls)
             with self._lock:
-                self._calls.append(_Made(*own, place()))
+                self._calls.append(_Made(*own, communicator, place()))
                 self.made += 1
         return self.made
 
@@ -143,6 +156,7 @@ class CallComparison:
         made = self._calls[0]
         first = made.calls[0]
         facts = [first.collective, first.op, first.dtype, first.count, first.root]
+        facts.append(made.communicator)
         texts = [made.text, site_text(*made.place)[-TEXT_BYTES:]]
         # In ASCII: JSON would write other characters as six bytes, and the text would be cut.
         shown = [each.encode("ascii", "replace").decode() for each in texts]
@@ -159,15 +173,20 @@ class CallComparison:
 
     def _mismatch(self, number: int) -> AllreduceError:
         """Return the error that names the first call that differs from member 0's."""
-        sides = [self._side(member) for member in range(self._size)]
-        other = next((each for each in sides if each.call != sides[0].call), sides[-1])
-        finding = Finding("mismatch", describe(f"call #{number + 1} on GPUs", sides[0], other))
-        return build_error(self._where, finding)
+        found = [self._side(member) for member in range(self._size)]
+        sides, communicators = zip(*found, strict=True)
+        other = next((i for i, each in enumerate(sides) if each.call != sides[0].call), -1)
+        remedy = "" if communicators[other] == communicators[0] else _ONE_GPU
+        what = f"call #{number + 1} on GPUs"
+        text = describe(what, sides[0], sides[other], remedy=remedy)
+        return build_error(self._where, Finding("mismatch", text))
 
-    def _side(self, member: int) -> Side:
+    def _side(self, member: int) -> tuple[Side, int]:
+        """Return a member's call that differs, and the number of its communicator."""
         data: list[Any] = json.loads(self._texts[member].tobytes().decode())
-        collective, op, dtype, count, root, call_text, site = data
+        collective, op, dtype, count, root, communicator, call_text, site = data
         plain = Call(collective, op, dtype, count, root, self._group)
         text = "" if call_text == str(plain) else call_text
         call = Call(collective, op, dtype, count, root, self._group, call_text=text)
-        return Side(str(self.plane.members[member]), call, Note(str(count), site), rank=member)
+        side = Side(str(self.plane.members[member]), call, Note(str(count), site), rank=member)
+        return side, communicator

@@ -62,6 +62,7 @@ class NcclTransport(Transport):
         self._comparison = None if plane is None else CallComparison(plane, group, self._where)
         self.watch = watchdog.Watch(control, self._comparison, self._where, timeout, lives)
         self._members: dict[Device, Any] = {}  # NcclMember, or OneGpuMember
+        self._numbers: dict[Device, int] = {}  # of NCCL's communicators, the same on all members
         self._making = threading.Lock()
 
     @property
@@ -101,11 +102,15 @@ class NcclTransport(Transport):
     ) -> NcclWork:
         self.admit()
         self.check_alive()
-        member = self.member(calls[0].device)
-        text = calls_text(tuple(each.call for each in calls), tuple(each.factor for each in calls))
+        device = calls[0].device
+        communicator = self._numbers.setdefault(device, len(self._numbers))
+        factors = tuple(each.factor for each in calls)
+        text = calls_text(tuple(each.call for each in calls), factors, communicator)
         if options.current().strict_collectives:
             self._compare(text)
-        number = 0 if self._comparison is None else self._comparison.add(calls)
+        # Before the member is made: other members may not make it, but call with another GPU.
+        number = 0 if self._comparison is None else self._comparison.add(calls, communicator)
+        member = self.member(device)
         try:
             event = member.enqueue(calls, ordered=ordered)
         except AllreduceError as error:
@@ -124,7 +129,12 @@ class NcclTransport(Transport):
         """
         with self._making:
             if device not in self._members:
-                self._members[device] = self._make(device)
+                try:
+                    self._members[device] = self._make(device)
+                except AllreduceError:
+                    self.watch.look()  # which may find more than the control plane has said
+                    self.watch.check()
+                    raise
             return self._members[device]
 
     def _make(self, device: Device) -> Any:
