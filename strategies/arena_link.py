@@ -199,13 +199,9 @@ class ArenaLink:
         fields = {"count": self.count, "update": update, "share": share, "of": of}
         self._call_all("contribute", fields, self._arena.gradients)
 
-    def pull(self, after: int = -1) -> None:
-        """Take the newest parameters over.
-
-        Args:
-            after: The latest synchronous update that is over; -1 for none.
-        """
-        self._take(self._call_all("pull", {"after": after}))
+    def pull(self) -> None:
+        """Take the newest parameters over."""
+        self._take(self._call_all("pull", {}))
 
     def assign(self) -> None:
         """Set the servers' parameters to this worker's."""

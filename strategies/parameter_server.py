@@ -212,7 +212,7 @@ class ParameterServerStrategy(Strategy):
             self.refresh(slots=False)
         elif (share := self._fit.share) is not None:
             if self._update != share["update"]:
-                self._pull(share["after"], share["update"])
+                self._pull(share["update"])
         elif self._is_sync:
             self._await_update()
         self._variables.discard()  # what a step has left that was not taken
@@ -288,17 +288,15 @@ class ParameterServerStrategy(Strategy):
         over = self._contributed if self._given >= self._most_given else self._contributed - 1
         while True:
             reply, _ = self._servers[0].call("newest", {"update": over})
-            if reply.get("unknown"):
-                continue
             if not reply["wait"]:
                 break
             if time.monotonic() > deadline:
                 raise late(self._servers[0], self.name, self.timeout)
         if reply["update"] != self._update:
-            self._pull(reply["after"], reply["update"])
+            self._pull(reply["update"])
 
-    def _pull(self, after: int, update: int) -> None:
-        self._variables.pull(after)
+    def _pull(self, update: int) -> None:
+        self._variables.pull()
         self._update = update
 
     def note_assignment(self, variable: Variable, value: np.ndarray) -> None:

@@ -111,7 +111,7 @@ class ServerState:
 
     def fetch(self) -> None:
         """Take the chief's values over."""
-        _, (values,) = self._call("pull", {"after": -1, "seen": -1})
+        _, (values,) = self._call("pull", {"seen": -1})
         for variable, place in zip(self.variables, self._places, strict=True):
             target = variable.storage[0]
             write(target, values[place].astype(target.dtype).reshape(target.shape))

@@ -17,7 +17,6 @@ from allreduce.parameters.table import SortedRows, add_duplicates, row_ranges
 from allreduce.server.client.parameter_client import Call, ParameterServer
 from allreduce.server.protocol.encode import sendable
 
-_PATIENCE_SECONDS = 10.0  # for the rows of other workers, which are in the same step
 # The index of a server, its part of the numbers, and its reply.
 _Answer = tuple[int, slice, tuple[dict[str, Any], Sequence[np.ndarray]]]
 BLOCK_ROWS = 1 << 16  # that are initialised together, whatever server has them
@@ -71,6 +70,7 @@ class ServerTable:
         # The different numbers of each lookup of the step, and the sums of their gradients.
         self._kept: list[tuple[np.ndarray, np.ndarray]] = []
         self._seen = [-1] * len(self._servers)
+        self._gave_to: list[int | None] = []  # the generations of the servers with the latest share
         self._pushed = 0
         self._registered = False
         self._optimizer = ""
@@ -92,15 +92,21 @@ class ServerTable:
     def _look_up(self, numbers: np.ndarray) -> list[_Answer]:
         """Look rows up; wait until the servers have the shares of all workers of the update before.
 
-        A server that has restarted has lost some, and goes on without them.
+        A server that has restarted since this worker's share goes on without the update.
+
+        Raises:
+            TimeoutError: Another worker's share does not come in time.
         """
-        fields = {"after": self.after, "settles": False}
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + self._timeout
         while True:
-            found = self._call_all("lookup", fields, numbers)
+            found = self._call_all("lookup", {"after": self.after}, numbers)
             if not any(reply.get("wait") for _, _, (reply, _) in found):
                 return found
-            fields["settles"] = time.monotonic() > deadline
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"[parameter server] {self._task}: other workers have not sent their rows of "
+                    f"table {self._name!r} within {self._timeout:g} s; do all of them still run?"
+                )
 
     def __repr__(self) -> str:
         return f"table {self._name!r}"
@@ -127,6 +133,7 @@ class ServerTable:
         """Add the rows of the step to a synchronous update."""
         fields = {"count": count, "update": update, "share": share, "of": of}
         self._send(rule, "contribute_rows", fields)
+        self._gave_to = [server.generation for server, _ in self._servers]
 
     def save(self) -> None:
         """Have the servers write a checkpoint."""
@@ -213,6 +220,7 @@ class ServerTable:
     ) -> Call:
         server, _ = self._servers[index]
         own = {**fields, "store": self.key, "seen": self._seen[index]}
+        own["loses"] = self.after >= 0 and self._gave_to[index] != server.generation
         return server.start(method, own, arrays)
 
     def _register(self, index: int, *, initial: bool) -> None:

@@ -135,10 +135,10 @@ class ServerVariables:
             return []
         return [self._tables[each] for each in link.plan.variables if each in self._tables]
 
-    def pull(self, after: int = -1) -> None:
-        """Take the newest parameters over; see `ArenaLink.pull`."""
+    def pull(self) -> None:
+        """Take the newest parameters over."""
         for link in self._links.values():
-            link.pull(after)
+            link.pull()
 
     # --- between steps ---
 

@@ -20,14 +20,13 @@ class Aggregation:
 
     Attributes:
         update: The number of the update under way, which is also the version of the parameters.
-        latest: The latest update that is over; -1 for none.
         needed: How many gradients it takes; 0 before `begin`.
         dropped: How many gradients came too late.
     """
 
     def __init__(self, size: int, total: int, first: int = 0) -> None:
         self.size, self.total = size, total
-        self.update, self.latest = first, -1
+        self.update = first
         self.needed = 0
         self.dropped = 0
         self._accepted: dict[int, str] = {}  # the worker of each share; "" if it has died
@@ -90,7 +89,6 @@ class Aggregation:
                 self._done.add(share)
             if not self.needed or len(self._done) < self.needed:
                 return False
-            self.latest = self.update
             self._go_on()
             return True
 

@@ -166,7 +166,7 @@ class Fit:
         turn, low, high = self._parts[number]
         fields = {"epoch": self.epoch, "part": number, "turn": turn, "start": low, "stop": high}
         if syncs is not None:
-            fields |= {"update": syncs.update, "of": syncs.needed, "after": syncs.latest}
+            fields |= {"update": syncs.update, "of": syncs.needed}
             fields["asks"] = syncs.has_backups
             if not syncs.has_backups:  # it will certainly be taken
                 syncs.claim(worker, number, syncs.update)

@@ -296,10 +296,9 @@ class ParameterService:
         """Wait until a synchronous update is over; returns the number of the next one."""
         with self._changed:
             syncs = self._aggregation
-            if syncs is None:
-                return {"unknown": True}, ()
+            assert syncs is not None, "each connection has joined, with synchronous updates"
             over = self._changed.wait_for(lambda: syncs.update > fields["update"], WAIT_SECONDS)
-            return {"wait": not over, "update": syncs.update, "after": syncs.latest}, ()
+            return {"wait": not over, "update": syncs.update}, ()
 
     def _offer(self, caller: str, fields: Mapping[str, Any], _: Arrays) -> Reply:
         """Ask whether a synchronous update takes a gradient."""

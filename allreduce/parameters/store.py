@@ -204,21 +204,6 @@ class ParameterStore:
         self.version = self.optimizer.iterations = step
         self._changed.notify_all()
 
-    def settle(self, update: int) -> None:
-        """Note that a synchronous update is over; shares of it that are here are dropped.
-
-        There are some only if the server has restarted since workers sent others.
-        """
-        with self._changed:
-            if self._applied < update:
-                self._applied = update
-                self._shares.clear()
-
-    def applied(self, update: int, timeout: float) -> bool:
-        """Wait until a synchronous update is over; returns whether it is."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._applied >= update, timeout)
-
     def initialised(self, timeout: float) -> bool:
         """Wait until values have been set; returns whether they have."""
         with self._changed:

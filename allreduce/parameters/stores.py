@@ -135,7 +135,6 @@ class Stores:
         store = self._known(fields)
         if store is None:
             return {"unknown": True}, ()
-        store.settle(fields["after"])
         version = store.version  # before the values, which may be newer
         newer = version != fields["seen"]
         return {"version": version}, (store.parameters,) if newer else ()
@@ -196,8 +195,8 @@ class Stores:
         store = self._known(fields)
         if not isinstance(store, TableStore):
             return {"unknown": True}, ()
-        if fields["settles"]:
-            store.settle(fields["after"])
+        if fields["loses"]:
+            store.lose(fields["after"])
         if not store.applied(fields["after"], WAIT_SECONDS):
             return {"wait": True}, ()
         version = store.version

@@ -169,6 +169,24 @@ class TableStore(ParameterStore):
                 self._rows = []
                 self._apply_rows(rows, sums, self._count)
 
+    def applied(self, update: int, timeout: float) -> bool:
+        """Wait until a synchronous update is over, or lost; returns whether it is."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._applied >= update or self._current > update, timeout
+            )
+
+    def lose(self, update: int) -> None:
+        """Drop a synchronous update, other shares of which went to an earlier process of the task.
+
+        Nothing is dropped if the update is over, or the next one has begun.
+        """
+        with self._changed:
+            if self._applied < update and self._current <= update:
+                self._applied = update
+                self._shares.clear()
+                self._changed.notify_all()
+
     def _apply_rows(self, numbers: np.ndarray, gradients: np.ndarray, count: float) -> None:
         step = self.version + 1
         self.optimizer.check(step)

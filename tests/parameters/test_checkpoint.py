@@ -99,7 +99,7 @@ def test_a_service_that_restarts_goes_on_from_its_checkpoint(tmp_path: Path) -> 
     assert again.call("a", "push", push, [gradients])[0] == {"unknown": True}
     reply, _ = again.call("a", "register", fields, values)
     assert (reply["version"], reply["restored"]) == (2, True)
-    _, (after,) = again.call("a", "pull", {"store": "key", "seen": -1, "after": -1}, [])
+    _, (after,) = again.call("a", "pull", {"store": "key", "seen": -1}, [])
     np.testing.assert_array_equal(after, before)
     _, slots = again.call("a", "slots", {"store": "key"}, [])
     assert slots[0].any()
@@ -119,7 +119,7 @@ def test_newer_values_of_workers_win_over_a_checkpoint_where_they_may(tmp_path: 
     assert register(9, 1.0, newest=False) == (7, False)
     assert register(8, 2.0) == (8, True)
     assert register(8, 3.0) == (8, False)
-    pull = {"store": "key", "after": -1}
+    pull = {"store": "key"}
     assert service.call("b", "pull", {**pull, "seen": 9}, []) == ({"unknown": True}, ())
     assert register(9, 4.0) == (9, True)
     _, (found,) = service.call("b", "pull", {**pull, "seen": 8}, [])

@@ -70,3 +70,19 @@ def test_shares_of_an_update_are_joined() -> None:
 def test_rows_of_another_server_are_refused() -> None:
     with pytest.raises(ShapeError, match="server of 4 to 9"):
         store(4, 10).lookup(np.asarray([3]))
+
+
+def test_an_update_that_lost_shares_does_not_take_the_next_one_with_it() -> None:
+    made = store()
+    made.configure(ar.optim.SGD(1.0))
+    rows, ones = np.asarray([1, 2]), np.ones((2, 2), np.float32)
+    made.contribute_rows(rows, ones, 1.0, 7, share=0, of=2)  # the other one went elsewhere
+    assert not made.applied(7, 0.0)
+    made.lose(7)
+    assert made.applied(7, 0.0)
+    made.contribute_rows(rows, ones, 1.0, 8, share=0, of=2)
+    made.lose(7)  # of a slower worker
+    made.contribute_rows(rows, ones, 1.0, 8, share=1, of=2)
+    assert made.version == 1
+    made.contribute_rows(rows, ones, 1.0, 9, share=0, of=2)
+    assert made.applied(8, 0.0)

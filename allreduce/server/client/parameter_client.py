@@ -54,6 +54,7 @@ class ParameterServer:
         connected: Called after each new connection, before any other call goes over it.
 
     Attributes:
+        generation: The number of the task's process that was connected to last; None for none.
         nbytes: The bytes of arguments and results of all calls, in both directions.
     """
 
@@ -72,7 +73,7 @@ class ParameterServer:
         self._secret, self._timeout, self._connected = secret, timeout, connected
         self._channel: Channel | None = None
         self._sending = threading.RLock()  # also of what `connected` calls
-        self._generation: int | None = None
+        self.generation: int | None = None
         self._past: set[int] = set()  # generations before it
         self._lost_at: float | None = None  # when the connection was lost
         self._closed = False
@@ -150,7 +151,7 @@ class ParameterServer:
         try:
             channel = self._connect()
         except TimeoutError as error:
-            if self._generation is None:
+            if self.generation is None:
                 raise
             raise TimeoutError(
                 f"[parameter server] {self.name} at {self._address} was lost, and has not come "
@@ -184,12 +185,12 @@ class ParameterServer:
             finally:
                 peer.close()
         if self._lost_at is not None:
-            how = "" if peer.hello.generation == self._generation else " after a restart"
+            how = "" if peer.hello.generation == self.generation else " after a restart"
             seconds = time.monotonic() - self._lost_at
             logger.warning("[parameter server] %s is back%s, %.1f s later", self.name, how, seconds)
-        if self._generation not in (None, peer.hello.generation):
-            self._past.add(self._generation)
-        self._generation, self._lost_at = peer.hello.generation, None
+        if self.generation not in (None, peer.hello.generation):
+            self._past.add(self.generation)
+        self.generation, self._lost_at = peer.hello.generation, None
         return channel
 
     def _lose(self, _: Channel, why: str) -> None:

@@ -1,0 +1,87 @@
+"""Two workers' views of one table, whose updates take a share of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from allreduce.strategies.server_table import ServerTable
+
+import allreduce as ar
+from allreduce.cluster.spec import ClusterSpec
+from allreduce.errors import TimeoutError
+from allreduce.server.client.parameter_client import connect_all
+from tests.server.clusters import describe
+
+ROWS = np.asarray([1, 2])
+
+
+@pytest.fixture
+def spec() -> ClusterSpec:
+    return describe({"ps": 1, "worker": 2})
+
+
+@pytest.fixture
+def server(spec: ClusterSpec) -> Iterator[ar.Server]:
+    with ar.Server(spec, "ps", 0) as made:
+        yield made
+
+
+@pytest.fixture
+def tables(spec: ClusterSpec, server: ar.Server) -> Iterator[list[ServerTable]]:
+    """Return two workers' views of a table of zeros."""
+    servers = [connect_all(spec, f"worker:{n}", b"", 20.0) for n in range(2)]
+    yield [
+        ServerTable(
+            *(connected, "table", (10, 2), np.dtype("float32")),
+            lambda _: np.zeros((10, 2), np.float32),
+            task=f"worker:{n}",
+            is_chief=n == 0,
+            timeout=2.0,
+            checkpoint=(None, 0),
+            turn="0",
+        )
+        for n, connected in enumerate(servers)
+    ]
+    for connected in servers:
+        connected[0].close()
+
+
+def read(each: ServerTable) -> np.ndarray:
+    out = np.empty((2, 2), np.float32)
+    each.read(ROWS, out)
+    return out
+
+
+def contribute(each: ServerTable, update: int, share: int) -> None:
+    each.add_gradient(ROWS, np.ones((2, 2), np.float32))
+    each.contribute(ar.optim.SGD(1.0), 0.5, update, share, 2)
+    each.after = update
+
+
+def test_a_lookup_waits_for_the_rows_of_all_workers(tables: list[ServerTable]) -> None:
+    first, second = tables
+    contribute(first, 7, share=0)
+    with pytest.raises(TimeoutError, match="other workers have not sent their rows"):
+        read(first)
+    contribute(second, 7, share=1)
+    for each in tables:
+        assert (read(each) == -2.0).all()
+
+
+def test_lookups_go_on_after_a_restart_that_lost_a_share(
+    spec: ClusterSpec, server: ar.Server, tables: list[ServerTable]
+) -> None:
+    for each in tables:
+        assert (read(each) == 0.0).all()
+    contribute(tables[0], 7, share=0)
+    server.close()
+    with ar.Server(spec, "ps", 0):
+        contribute(tables[1], 7, share=1)
+        for each in tables:
+            assert (read(each) == 0.0).all()
+        for share, each in enumerate(tables):
+            contribute(each, 8, share)
+        for each in tables:
+            assert (read(each) == -2.0).all()
