@@ -181,6 +181,19 @@ def test_a_library_that_lacks_a_function_is_found_at_the_start(tmp_path: Path) -
         assert "reduced" not in line
 
 
+def test_of_two_libraries_the_one_that_is_called_is_looked_at(tmp_path: Path) -> None:
+    """A complete one is loaded first, but an older one's functions are everywhere visible."""
+    old = without("ncclRedOpDestroy", tmp_path)
+    text = "import ctypes\n"
+    text += f"first = ctypes.CDLL({str(launch.build() / 'libnccl.so.2')!r})\n"
+    text += f"second = ctypes.CDLL({old!r}, mode=ctypes.RTLD_GLOBAL)\n"
+    text += "from allreduce.comm.transports.nccl import library; library.version()"
+    preload = re.sub(r"[^:]*libnccl[^:]*:?", "", os.environ["LD_PRELOAD"])
+    done = alone(text, LD_PRELOAD=preload)
+    assert "has no ncclRedOpDestroy; expected NCCL 2.14 or later" in done.stderr, done.stderr
+    assert f"found {old}" in done.stderr
+
+
 def test_ranks_with_different_libraries_are_told(tmp_path: Path) -> None:
     done = ranks(tmp_path, "versions")
     assert done.stdout.count("reduced") == 2, done.stderr[-2000:]

@@ -81,12 +81,13 @@ def version() -> str:
 def _version() -> str:
     number = int(api.get_version())
     text = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
-    if lacking := _lacking():
+    path = _bound()
+    if lacking := _lacking(path):
         raise UnsupportedError(
             f"NCCL {text} has no {', '.join(lacking)}; expected NCCL {_OLDEST} or later, as in the "
-            f"package nvidia-nccl-cu12; found {', '.join(loaded())}"
+            f"package nvidia-nccl-cu12; found {path}"
         )
-    logger.info("NCCL %s from %s", text, ", ".join(loaded()) or "a preloaded library")
+    logger.info("NCCL %s from %s", text, path)
     if len(loaded()) > 1:
         logger.warning(
             "two NCCL libraries are loaded in this process: %s; keep one, so that all parts of the "
@@ -96,10 +97,27 @@ def _version() -> str:
     return text
 
 
-def _lacking() -> list[str]:
-    """List the C functions that the loaded library lacks."""
+def _bound() -> str:
+    """Return the file of the library that the bindings call, which may be one of several.
+
+    They take functions that are visible to the whole process, if there are any.
+    """
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "ncclGetVersion"):
+        library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+    address = ctypes.cast(library.ncclGetVersion, ctypes.c_void_p).value or 0
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            first, last = (int(each, 16) for each in line.split()[0].split("-"))
+            if first <= address < last:
+                return os.path.realpath(line.split()[-1])
+    raise InternalError(f"the address of ncclGetVersion, {address:#x}, lies in no file")
+
+
+def _lacking(path: str) -> list[str]:
+    """List the C functions that a loaded library lacks; the bindings may take these of another."""
     names = ["nccl" + name.title().replace("_", "") for name in CALLS]
-    library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOW | os.RTLD_NOLOAD)  # the bindings'
+    library = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
     return [name for name in names if not hasattr(library, name)]
 
 
