@@ -87,40 +87,62 @@ def describe_part(part: Part, arrays: dict[str, np.ndarray], version: int) -> Co
 
 
 def read_part(folder: Path, key: str, part: Part) -> tuple[dict[str, np.ndarray], int] | None:
-    """Read a part from the files of any number of servers.
+    """Read a part from the files of any number of servers, one after the other.
+
+    Files without an element of the part are not read, as all together may not fit into memory.
 
     Returns:
         Its arrays and their version, the lowest of the files'; of several sets of files the newest
         one. None if there is no complete one.
     """
-    sets: dict[str, list[Contents]] = defaultdict(list)
+    sets: dict[str, list[tuple[Path, dict[str, Any]]]] = defaultdict(list)
     for path in sorted(folder.glob(f"{key}-part-*-of-*.safetensors")):
-        found = read(path)
-        if found is not None:
-            sets[path.stem.rpartition("-")[2]].append(found)
-    best: tuple[dict[str, np.ndarray], int] | None = None
-    for parts in sets.values():
-        joined = _joined(parts, part)
-        if joined is not None and (best is None or joined[1] > best[1]):
-            best = joined
-    return best
+        described = _described(path)
+        if described is not None and _overlap(described, part).size:
+            sets[path.stem.rpartition("-")[2]].append((path, described))
+
+    def version(found: Sequence[tuple[Path, dict[str, Any]]]) -> int:
+        return min(int(described["version"]) for _, described in found)
+
+    for each in sorted(sets.values(), key=version, reverse=True):
+        if sum(_overlap(described, part).size for _, described in each) == part.size:
+            found = _joined([path for path, _ in each], part)
+            if found is not None:
+                return found
+    return None
 
 
-def _joined(parts: Sequence[Contents], part: Part) -> tuple[dict[str, np.ndarray], int] | None:
+def _described(path: Path) -> dict[str, Any] | None:
+    """Read the description in a file; warns and returns None if there is none."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            found: dict[str, Any] = json.loads((file.metadata() or {})["described"])
+            return found
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        logger.warning("[parameter server] the checkpoint %s is ignored: %r", path, error)
+        return None
+
+
+def _overlap(described: Mapping[str, Any], part: Part) -> Part:
+    """Return what a file has of a part, without spans."""
+    low, high = max(described["start"], part.start), min(described["stop"], part.stop)
+    return Part(low, max(low, high), ())
+
+
+def _joined(paths: Sequence[Path], part: Part) -> tuple[dict[str, np.ndarray], int] | None:
     arrays: dict[str, np.ndarray] = {}
-    covered, versions = 0, []
-    for each in parts:
-        low = max(each.described["start"], part.start)
-        high = min(each.described["stop"], part.stop)
-        if low >= high:
-            continue
-        covered += high - low
-        versions.append(each.described["version"])
-        for name, array in each.arrays.items():
+    versions = []
+    for path in paths:
+        found = read(path)
+        if found is None:
+            return None
+        here, start = _overlap(found.described, part), found.described["start"]
+        versions.append(found.described["version"])
+        for name, array in found.arrays.items():
             whole = arrays.setdefault(name, np.empty(part.size, array.dtype))
-            start = each.described["start"]
-            whole[low - part.start : high - part.start] = array[low - start : high - start]
-    return (arrays, min(versions)) if versions and covered == part.size else None
+            own = array[here.start - start : here.stop - start]
+            whole[here.start - part.start : here.stop - part.start] = own
+    return arrays, min(versions)
 
 
 # --- writing beside the updates ---

@@ -57,6 +57,25 @@ def test_the_newest_complete_set_is_read_and_damage_is_noticed(tmp_path: Path) -
     assert checkpoint.read_part(tmp_path, "key", part) is None
 
 
+def test_only_files_with_some_of_the_part_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, 1, 7)
+    written(tmp_path, 3, 9)
+    opened: list[str] = []
+    read = checkpoint.read
+
+    def recorded(path: Path) -> Contents | None:
+        opened.append(path.name)
+        return read(path)
+
+    monkeypatch.setattr(checkpoint, "read", recorded)
+    found = checkpoint.read_part(tmp_path, "key", cut(LAYOUT, 3)[1])
+    assert found is not None
+    assert found[1] == 9
+    assert opened == ["key-part-1-of-3.safetensors"]
+
+
 def test_one_file_is_written_at_a_time(tmp_path: Path) -> None:
     writer = Writer()
     nothing = Contents({}, {"version": 1})
