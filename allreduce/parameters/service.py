@@ -46,7 +46,8 @@ class ParameterServices:
     """Answers workers' calls, with a service of its own for one job after the other.
 
     A job is over when all workers of its cluster have ended without an error, or when a new chief
-    comes after the chief has, and no other worker lives. What it has left is forgotten then.
+    comes after the chief has, and no other worker lives. What it has left is forgotten then; with
+    checkpoints, it is written first.
     """
 
     def __init__(self) -> None:
@@ -58,6 +59,7 @@ class ParameterServices:
         if method == "enter":
             with self._changing:
                 if self._service.is_over(fields):
+                    self._service.end()
                     self._service = ParameterService()
         return self._service.call(caller, method, fields, arrays)
 
@@ -138,6 +140,10 @@ class ParameterService:
         """Write what no checkpoint has yet; blocks until it is written."""
         self._stores.close()
         self._save_progress(blocks=True)
+
+    def end(self) -> None:
+        """Write stores for the next job, which begins its own calls of `fit`."""
+        self._stores.close()
 
     def is_over(self, fields: Mapping[str, Any]) -> bool:
         """Return whether the job was over before the worker with these fields came."""

@@ -68,6 +68,25 @@ def test_another_job_on_the_same_servers_trains_anew() -> None:
         service.lose(f"{update}-b", has_left=True)
 
 
+def test_the_next_job_goes_on_from_the_last_update(tmp_path: Path) -> None:
+    service = ParameterServices()
+    table = {"store": "table", "name": "table", "first": 0, "stop": 4, "width": 1}
+    table |= {"dtype": "float32", "server": "/job:ps/task:0", "index": 0, "servers": 1}
+    table |= {"checkpoint": str(tmp_path), "checkpoint_every": 100, "fills": False}
+    enter(service, "a")
+    enter(service, "b", "worker:1")
+    service.call("a", "register_table", {**table, "fills": True}, [])
+    rows = np.ones((4, 1), np.float32)
+    service.call("a", "fill", {"store": "table", "row": 0, "last": True}, [rows])
+    push = {"store": "table", "count": 1.0, "seen": 0, "worker": "a", "number": 1}
+    service.call("a", "push_rows", push, [np.asarray([2]), rows[:1]])
+    for worker in "ab":
+        service.lose(worker, has_left=True)
+    enter(service, "c")
+    reply, _ = service.call("c", "register_table", table, [])
+    assert (reply["version"], reply["restored"]) == (1, True)
+
+
 def test_a_worker_that_has_died_finds_its_job() -> None:
     service = ParameterServices()
     enter(service, "a")
