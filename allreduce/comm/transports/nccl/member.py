@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -33,7 +34,8 @@ class _Order:
         self.last: tuple[Any, Event] | None = None  # a stream, and the end of its last call
 
 
-_orders: dict[str, _Order] = {}  # by the GPU's UUID: logical devices share it
+# By the GPU's UUID: logical devices share it. It goes with the last member.
+_orders: weakref.WeakValueDictionary[str, _Order] = weakref.WeakValueDictionary()
 
 
 class NcclMember:
