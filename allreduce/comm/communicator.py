@@ -433,9 +433,7 @@ class Communicator:
         """
         return self._dispatch.enqueue(collective, x, Options(op, counts=counts), out)
 
-    def all_reduce_init(
-        self, x: Any, *, op: str = "sum", out: Any, ordered: bool = False
-    ) -> Callable[[], Work]:
+    def all_reduce_init(self, x: Any, *, op: str = "sum", out: Any) -> Callable[[], Work]:
         """Prepare an all_reduce of the same arrays in every step; not a collective call.
 
         Each call of the returned function is an `all_reduce(x, op=op, out=out, async_op=True)`
@@ -446,13 +444,11 @@ class Communicator:
 
         Args:
             x, op, out: As for `all_reduce`.
-            ordered: Of arrays on a device: whether its collective stream waits for what writes them
-                already, as in the steps of a program.
 
         Raises:
             UsageError: An array of the host is not NumPy's, or an array is not contiguous.
         """
-        return self._dispatch.bind("all_reduce", x, Options(op), out, ordered=ordered)
+        return self._dispatch.bind("all_reduce", x, Options(op), out)
 
     def abort(self, reason: str, *, interrupted: bool = False) -> None:
         """Make the communicator dead on all members; the others raise rank and reason.

@@ -232,7 +232,13 @@ class Dispatcher:
     def bind(
         self, collective: str, x: Any, options: Options, out: Any, *, ordered: bool = False
     ) -> Callable[[], Work]:
-        """Check a call of arrays that stay the same; returns a function that starts it."""
+        """Check a call of arrays that stay the same; returns a function that starts it.
+
+        Args:
+            collective, x, options, out: The call.
+            ordered: Of arrays on a device: whether its collective stream waits for what writes them
+                already, as in the steps of a program.
+        """
         context = self.context(collective)
         device = device_of(x, out)
         if device is None:
@@ -243,6 +249,10 @@ class Dispatcher:
             start = self.bind_on_device(context, device, x, options, out, ordered=ordered)
             if not ordered:
                 start = functools.partial(_start_behind, device, (x, out), start)
+        return self.prepared(context, start)
+
+    def prepared(self, context: Context, start: Callable[[], Work]) -> Callable[[], Work]:
+        """Return a function that starts a checked call in the order of all calls."""
 
         def begin() -> Work:
             self.check_open()
@@ -254,12 +264,9 @@ class Dispatcher:
     def enqueue(self, collective: str, x: Any, options: Options, out: Any) -> Work:
         """Start a collective behind what its stream waits for; see `Communicator.enqueue`."""
         context = self.context(collective)
-        device = device_of(x, out)
-        if device is None:
+        if device_of(x, out) is None:
             raise UsageError(f"{context.where}: enqueue takes arrays on devices")
-        start = self.bind_on_device(context, device, x, options, out, ordered=True)
-        work: Work = self.call(functools.partial(self.in_order, context, start), True)
-        return work
+        return self.bind(collective, x, options, out, ordered=True)()
 
     def allocate(self, shape: Any, dtype: Any) -> NDArray[Any]:
         """Allocate an array in symmetric memory; see `Communicator.empty`."""

@@ -5,7 +5,6 @@ Only the members of the shared transport can do so: they reach into each other's
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -72,15 +71,7 @@ def _prepared(
     call_text = f"{name}({dtype}[{size}], {how})"
     call = Call("all_reduce", "sum", dtype, size, None, comm._dispatch.name, call_text=call_text)
     start = _mapped(comm).bind_update(call, *arrays, update, keep)
-
-    def begin() -> Work:
-        comm._dispatch.check_open()
-        work: Work = comm._dispatch.call(
-            functools.partial(comm._dispatch.in_order, context, start), True
-        )
-        return work
-
-    return begin
+    return comm._dispatch.prepared(context, start)
 
 
 def part_of(comm: Communicator, array: NDArray[Any], member: int) -> NDArray[Any]:

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from allreduce import settings
+from allreduce.comm import Communicator, Work
 from allreduce.comm.arguments.arrays import dtype_named
+from allreduce.comm.arguments.checks import Options
 from allreduce.devices import COLLECTIVE, DeviceName, options
 from allreduce.devices.registry import runtime
 from allreduce.errors import ShapeError, UnsupportedError, UsageError
@@ -189,7 +191,7 @@ def _all_reduce_bucket(frame: Frame, node: Node) -> Step:
     part = arena.gradients[bucket.start : bucket.stop]
     if "wire" in node.attrs:
         return _short_all_reduce(frame, node, part)
-    start = communicator.all_reduce_init(part, op="sum", out=part, ordered=True)
+    start = _sum_init(communicator, part)
 
     def run() -> None:
         if bucket.has_header:  # another bucket's may start after the header's update has counted
@@ -201,13 +203,18 @@ def _all_reduce_bucket(frame: Frame, node: Node) -> Step:
     return run
 
 
+def _sum_init(communicator: Communicator, array: Any) -> Callable[[], Work]:
+    """Prepare the sum of an array in place, on a device behind what its stream waits for."""
+    return communicator._dispatch.bind("all_reduce", array, Options("sum"), array, ordered=True)
+
+
 def _short_all_reduce(frame: Frame, node: Node, part: np.ndarray) -> Step:
     """Reduce gradients in a shorter dtype; what waits for it has them in their own."""
     assert node.device is not None, node
     device = frame.device(node.device)
     dtype = dtype_named(node.attrs["wire"])
     wire = device.allocate(part.size * dtype.itemsize).array(dtype, part.shape)
-    start = frame.communicator.all_reduce_init(wire, op="sum", out=wire, ordered=True)
+    start = _sum_init(frame.communicator, wire)
     before, after = device.own(COLLECTIVE), device.own(COMPUTE)
     before.rehearse(device.assign, wire, part)
     after.rehearse(device.assign, part, wire)
