@@ -21,6 +21,7 @@ from typing import NamedTuple, NoReturn
 from allreduce.cluster.host import waiting
 from allreduce.cluster.host.machine import STOPPED, children, mapped, process_state
 from allreduce.cluster.mpi import pmi
+from allreduce.cluster.store import ranks_text
 from allreduce.events import logger
 
 REMEDY = "every rank has to call allreduce.init()"
@@ -213,7 +214,4 @@ def _stopped(pid: int) -> str:
 
 
 def _listed(ranks: set[int]) -> str:
-    if len(ranks) > _LISTED:
-        return f"{len(ranks)} ranks"
-    numbers = ", ".join(map(str, sorted(ranks)))
-    return f"rank{'s' * (len(ranks) > 1)} {numbers}"
+    return f"{len(ranks)} ranks" if len(ranks) > _LISTED else ranks_text(sorted(ranks))

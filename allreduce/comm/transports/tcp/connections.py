@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from allreduce.cluster.world import ranks_text
 from allreduce.comm.transports import handshake
 from allreduce.comm.transports.handshake import STRANGER_SECONDS, Challenge, HandshakeError
 from allreduce.comm.transports.tcp import interface
@@ -196,10 +197,9 @@ class Acceptor:
 
     def _late(self) -> TimeoutError:
         owners = self._mesh.owners
-        ranks = sorted({owners[other] for _, other, _ in self._missing})
+        ranks = ranks_text(sorted({owners[other] for _, other, _ in self._missing}))
         return TimeoutError(
-            f"[tcp] {self._mesh.world.called()}: no connection came in time from rank"
-            f"{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+            f"[tcp] {self._mesh.world.called()}: no connection came in time from {ranks}"
         )
 
     def _accept(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from allreduce import _native
+from allreduce.cluster.world import ranks_text
 from allreduce.comm.calls.call import MESSAGES, Call, item_bytes
 from allreduce.comm.calls.plan import Plan, Topology, format_bytes
 from allreduce.comm.selection.choosing import Choice, Choices
@@ -45,18 +46,14 @@ def _words(
     nbytes: int, number: str, sources: list[int], to: list[int], reduced: bool, stored: bool
 ) -> str:
     amount = f"{format_bytes(nbytes)} in {number}"
-    doing = [f"receive {amount} from {_members(sources)}"] if sources else [f"take {amount}"]
+    doing = [f"receive {amount} from {ranks_text(sources)}"] if sources else [f"take {amount}"]
     if reduced:
         doing.append("reduce them with the own")
     if stored:
         doing.append("store them in the output")
     if to:
-        doing.append(f"send them to {_members(to)}")
+        doing.append(f"send them to {ranks_text(to)}")
     return ", ".join(doing)
-
-
-def _members(members: list[int]) -> str:
-    return f"rank{'s' * (len(members) > 1)} {', '.join(map(str, members))}"
 
 
 def _small(call: Call, me: int, size: int, choice: Choice, words: tuple[object, ...]) -> Plan:
