@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from allreduce.strategies.multi_worker import MultiWorkerMirroredStrategy
-from allreduce.strategies.server_table import BLOCK_ROWS, ServerTable
+from allreduce.strategies.server_table import ServerTables
 
 from allreduce import settings
 from allreduce.cluster.spec import ClusterSpec
@@ -22,7 +21,6 @@ from allreduce.graph.core.host_future import Output
 from allreduce.graph.replicate.compiled import Compiled
 from allreduce.graph.trace.replica import StepInfo
 from allreduce.graph.trace.signature import Arguments
-from allreduce.graph.trace.variable import Variable
 from allreduce.server.client.parameter_client import connect_all
 
 _made = count()  # strategies of this process; programs that are the same make the same ones
@@ -65,10 +63,17 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
         self.name = task
         self.timeout = read.timeout if timeout is None else settings.check("TIMEOUT", timeout)
         folder = None if checkpoint is None else str(Path(checkpoint).absolute())
-        self._checkpoint = (folder, integer("checkpoint_every", checkpoint_every, 1))
+        every = integer("checkpoint_every", checkpoint_every, 1)
         self._servers = connect_all(cluster, task, read.secret or b"", self.timeout)
-        self._turn = str(next(_made))
-        self._tables: dict[Variable, ServerTable] = {}  # by the variable in their place
+        self._tables = ServerTables(
+            self._servers,
+            task=task,
+            is_chief=self.is_chief,
+            timeout=self.timeout,
+            checkpoint=(folder, every),
+            turn=str(next(_made)),
+        )
+        self.make_table = self._tables.make
         # Higher than those of a job that has used the servers before.
         now = np.asarray([time.time_ns() // 1_000_000], np.int64)
         self._update = int(exchange(self.communicator, "the first update", now)[0, 0])
@@ -78,39 +83,18 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
         """Whether this is rank 0, whose output and initial values count."""
         return self.communicator.rank == 0
 
-    def make_table(
-        self,
-        name: str,
-        shape: tuple[int, int],
-        dtype: np.dtype[Any],
-        block: Callable[[int, int], np.ndarray],
-        anchor: Variable,
-    ) -> ServerTable:
-        """Make a table that the servers hold; see `ParameterServerStrategy.make_table`."""
-        made = ServerTable(
-            *(self._servers, name, shape, dtype, lambda number: block(number, BLOCK_ROWS)),
-            task=self.name,
-            is_chief=self.is_chief,
-            timeout=self.timeout,
-            checkpoint=self._checkpoint,
-            turn=self._turn,
-        )
-        self._tables[anchor] = made
-        return made
-
     def _run_compiled(
         self, compiled: Compiled, arguments: Arguments, step_infos: Sequence[StepInfo]
     ) -> Sequence[Sequence[Output]]:
         """Run a step; then add its rows to the tables' update, which takes those of all workers."""
-        for table in self._tables.values():
-            table.discard()
+        self._tables.discard()
         results = super()._run_compiled(compiled, arguments, step_infos)
         ranks = self.communicator
         for rule, plan in compiled.updates:
             self._update += 1
             # The sum of all workers' counts, of which each sends its share.
             count = float(plan.arenas[0].count[0]) / ranks.size
-            for table in (self._tables[v] for v in plan.variables if v in self._tables):
+            for table in self._tables.of(plan.variables):
                 table.contribute(rule, count, self._update, ranks.rank, ranks.size)
                 table.after = self._update
         return results

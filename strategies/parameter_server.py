@@ -19,7 +19,6 @@ from allreduce.strategies.fit_client import FitClient, late
 from allreduce.strategies.hybrid import HybridStrategy
 from allreduce.strategies.server_options import ServerOptions, find_workers
 from allreduce.strategies.server_state import is_state
-from allreduce.strategies.server_table import ServerTable
 from allreduce.strategies.server_variables import ServerVariables
 
 from allreduce import settings
@@ -144,6 +143,7 @@ class ParameterServerStrategy(Strategy):
         self._variables = ServerVariables(
             *(self._servers, self._options), task=self.name, number=self._number, **own
         )
+        self.make_table = self._variables.tables.make
         self._fit = FitClient(
             self._servers[0],
             name=self.name,
@@ -215,7 +215,7 @@ class ParameterServerStrategy(Strategy):
                 self._pull(share["update"])
         elif self._is_sync:
             self._await_update()
-        self._variables.discard()  # what a step has left that was not taken
+        self._variables.tables.discard()  # what a step has left that was not taken
         results = super()._run_compiled(compiled, arguments, step_infos)
         completed = [each for each in links if each.plan.arenas[0].completes]
         if not self._is_sync:
@@ -245,25 +245,6 @@ class ParameterServerStrategy(Strategy):
             if time.monotonic() > deadline:
                 raise late(self._servers[0], self.name, self.timeout)
             reply, _ = first.call("tick", {**fields, "again": True})
-
-    def make_table(
-        self,
-        name: str,
-        shape: tuple[int, int],
-        dtype: np.dtype[Any],
-        block: Callable[[int, int], np.ndarray],
-        anchor: Variable,
-    ) -> ServerTable:
-        """Make a table that the servers hold.
-
-        Args:
-            name: Its path.
-            shape: `(rows, width)`.
-            dtype: Of the rows.
-            block: Returns the initial values of a block of rows, by its number and size.
-            anchor: The variable in its place, which an optimizer changes.
-        """
-        return self._variables.make_table(name, shape, dtype, block, anchor)
 
     def _contribute(self, links: Sequence[ArenaLink]) -> None:
         """Add gradients to the synchronous update under way, or drop them if they are late."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 from zlib import crc32
@@ -13,13 +13,14 @@ from allreduce.strategies.arena_link import settings_of
 
 from allreduce.errors import TimeoutError, UnsupportedError
 from allreduce.events import logger
+from allreduce.graph.trace.variable import Variable
 from allreduce.parameters.table import SortedRows, add_duplicates, row_ranges
 from allreduce.server.client.parameter_client import Call, ParameterServer
 from allreduce.server.protocol.encode import sendable
 
 # The index of a server, its part of the numbers, and its reply.
 _Answer = tuple[int, slice, tuple[dict[str, Any], Sequence[np.ndarray]]]
-BLOCK_ROWS = 1 << 16  # that are initialised together, whatever server has them
+_BLOCK_ROWS = 1 << 16  # that are initialised together, whatever server has them
 
 
 class ServerTable:
@@ -30,7 +31,7 @@ class ServerTable:
         name: The table's path.
         shape: `(rows, width)`.
         dtype: Of the rows.
-        initialize: Returns the initial values of block `n`, the rows from `n * BLOCK_ROWS` on.
+        initialize: Returns the initial values of a block of rows, by its number and size.
         task: This worker, for messages.
         is_chief: Whether this worker gives the rows their initial values.
         timeout: Seconds to wait until the chief has.
@@ -49,7 +50,7 @@ class ServerTable:
         name: str,
         shape: tuple[int, int],
         dtype: np.dtype[Any],
-        initialize: Callable[[int], np.ndarray],
+        initialize: Callable[[int, int], np.ndarray],
         *,
         task: str,
         is_chief: bool,
@@ -255,9 +256,68 @@ class ServerTable:
     def _fill(self, index: int) -> None:
         """Send initial values, block by block; no process holds the whole table."""
         server, (first, stop) = self._servers[index]
-        for block in range(first // BLOCK_ROWS, -(-stop // BLOCK_ROWS)):
-            values = self._initialize(block)
-            start = block * BLOCK_ROWS
+        for block in range(first // _BLOCK_ROWS, -(-stop // _BLOCK_ROWS)):
+            values = self._initialize(block, _BLOCK_ROWS)
+            start = block * _BLOCK_ROWS
             low, high = max(first, start), min(stop, start + len(values))
             fields = {"store": self.key, "row": low, "last": high == stop}
             server.call("fill", fields, [values[low - start : high - start]])
+
+
+class ServerTables:
+    """The tables of a strategy; the arguments are those of each `ServerTable`."""
+
+    def __init__(
+        self,
+        servers: Sequence[ParameterServer],
+        *,
+        task: str,
+        is_chief: bool,
+        timeout: float,
+        checkpoint: tuple[str | None, int],
+        turn: str,
+    ) -> None:
+        self._servers, self._task, self._is_chief = servers, task, is_chief
+        self._timeout, self._checkpoint, self._turn = timeout, checkpoint, turn
+        self._made: dict[Variable, ServerTable] = {}  # by the variable in their place
+
+    def make(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        dtype: np.dtype[Any],
+        block: Callable[[int, int], np.ndarray],
+        anchor: Variable,
+    ) -> ServerTable:
+        """Make a table, as `Embedding` does in the strategy's scope.
+
+        Args:
+            name: Its path.
+            shape: `(rows, width)`.
+            dtype: Of the rows.
+            block: Returns the initial values of a block of rows, by its number and size.
+            anchor: The variable in its place, which an optimizer changes.
+        """
+        made = self._made[anchor] = ServerTable(
+            *(self._servers, name, shape, dtype, block),
+            task=self._task,
+            is_chief=self._is_chief,
+            timeout=self._timeout,
+            checkpoint=self._checkpoint,
+            turn=self._turn,
+        )
+        return made
+
+    def of(self, variables: Iterable[Variable]) -> list[ServerTable]:
+        """Return the tables in whose place variables are."""
+        return [self._made[each] for each in variables if each in self._made] if self._made else []
+
+    def discard(self) -> None:
+        """Forget gradients that are not sent."""
+        for table in self._made.values():
+            table.discard()
+
+    def save(self) -> None:
+        """Have the servers write a checkpoint of each."""
+        for table in self._made.values():
+            table.save()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from allreduce.strategies.arena_link import ArenaLink
 from allreduce.strategies.server_options import ServerOptions
 from allreduce.strategies.server_state import ServerState, assigned_variables
-from allreduce.strategies.server_table import BLOCK_ROWS, ServerTable
+from allreduce.strategies.server_table import ServerTables
 
 from allreduce.graph.replicate.compiled import Compiled
-from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.arena_plan import ArenaPlan
 from allreduce.server.client.parameter_client import ParameterServer
 
@@ -29,6 +27,7 @@ class ServerVariables:
         number: The number of the strategy in this program.
 
     Attributes:
+        tables: The tables.
         assigned: Whether the program has assigned a variable since the servers were told.
     """
 
@@ -47,7 +46,7 @@ class ServerVariables:
         self._common: dict[str, Any] = {"task": task, "is_chief": is_chief, "timeout": timeout}
         self._common["checkpoint"] = options.checkpoint, options.checkpoint_every
         self._links: dict[int, ArenaLink] = {}  # by id of the plan
-        self._tables: dict[Variable, ServerTable] = {}  # by the variable in their place
+        self.tables = ServerTables(servers, **self._common, turn=str(number))
         self._states: list[ServerState] = []
         self.assigned = False
 
@@ -91,49 +90,21 @@ class ServerVariables:
         has_several = len(self._servers) > 1
         return options.checkpoint is None or (options.update == "sync" and has_several)
 
-    def make_table(
-        self,
-        name: str,
-        shape: tuple[int, int],
-        dtype: np.dtype[Any],
-        block: Callable[[int, int], np.ndarray],
-        anchor: Variable,
-    ) -> ServerTable:
-        """Make a table; see `ParameterServerStrategy.make_table`."""
-        made = ServerTable(
-            *(self._servers, name, shape, dtype, lambda number: block(number, BLOCK_ROWS)),
-            **self._common,
-            turn=str(self._number),
-        )
-        self._tables[anchor] = made
-        return made
-
     # --- steps ---
-
-    def discard(self) -> None:
-        """Forget gradients of tables that are not sent."""
-        for table in self._tables.values():
-            table.discard()
 
     def push(self, links: Sequence[ArenaLink]) -> None:
         """Let the servers update at once."""
         for link in links:
             link.push()
-            for table in self._tables_of(link):
+            for table in self.tables.of(link.plan.variables):
                 table.push(link.rule, link.count)
 
     def contribute(self, links: Sequence[ArenaLink], update: int, share: int, of: int) -> None:
         """Send all servers the gradients of a share that a synchronous update takes."""
         for link in links:
             link.contribute(update, share, of)
-            for table in self._tables_of(link):
+            for table in self.tables.of(link.plan.variables):
                 table.contribute(link.rule, link.count, update, share, of)
-
-    def _tables_of(self, link: ArenaLink) -> list[ServerTable]:
-        """Return the tables that a link's optimizer updates."""
-        if not self._tables:
-            return []
-        return [self._tables[each] for each in link.plan.variables if each in self._tables]
 
     def pull(self) -> None:
         """Take the newest parameters over."""
@@ -174,7 +145,6 @@ class ServerVariables:
         """Have the servers write checkpoints; blocks until they are written."""
         for link in self._links.values():
             link.save()
-        for table in self._tables.values():
-            table.save()
+        self.tables.save()
         for state in self._states:
             state.save()

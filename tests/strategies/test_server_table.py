@@ -35,7 +35,7 @@ def tables(spec: ClusterSpec, server: ar.Server) -> Iterator[list[ServerTable]]:
     yield [
         ServerTable(
             *(connected, "table", (10, 2), np.dtype("float32")),
-            lambda _: np.zeros((10, 2), np.float32),
+            lambda *_: np.zeros((10, 2), np.float32),
             task=f"worker:{n}",
             is_chief=n == 0,
             timeout=2.0,
