@@ -100,8 +100,10 @@ class Frame:
         self._bring_constants()
         # Gradients that are computed where they are reduced.
         self.in_place = {value: self.gradient(node) for value, node in facts.stored.items()}
-        self.outputs = Outputs(self.program, self.in_place, self.shape, self.device, returns)
         planned = replace(self.program, blocks=None) if concurrent else self.program
+        self.outputs = Outputs(
+            *(planned, self.in_place, self.shape, self.device, rendezvous), zero_copy=returns
+        )
         elsewhere = {*self.in_place, *self.outputs.output_nodes, *self.outputs.arriving}
         self.memory = Memory(planned, elsewhere, self.shape, self.device)
 

@@ -43,6 +43,7 @@ class NativeReplay:
         self._frame = frame
         # Views are matched to inputs by address, and inputs may overlap: use distinct memory.
         apart = {i: _dummy_like(x) for i, x in moving.items()}
+        apart.update({i: apart[output] for i, output in frame.outputs.replaced.items()})
         frame.values.update(apart)
         self._bases = set(moving)
         self._moving = set(moving)  # values in memory that moves

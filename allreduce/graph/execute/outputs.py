@@ -1,9 +1,13 @@
-"""Memory for a step's outputs: large ones are computed in the caller's array, others copied."""
+"""Memory for a step's outputs: large ones are computed in the caller's array, others copied.
+
+Large values for another task of this host are computed in memory that both share.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Container, Mapping
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -15,6 +19,7 @@ from allreduce.graph.core.host_future import HostFuture, Output
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.op_table import lookup
 from allreduce.graph.execute.memory import describe_value
+from allreduce.graph.partition.rendezvous import Rendezvous
 from allreduce.graph.schedule.program import Program
 
 # Bytes. Reusing memory takes 6 µs. A copy of half as many bytes takes 2.4 µs; a copy of this many
@@ -31,11 +36,13 @@ class Outputs:
 
     Args:
         elsewhere: Nodes whose values have their memory elsewhere.
+        rendezvous: Has the memory for values for other tasks.
         zero_copy: Whether outputs are written to the caller's memory; otherwise they are copied.
 
     Attributes:
-        output_nodes: Nodes whose values are written to memory for the caller.
+        output_nodes: Nodes whose values are written to memory for the caller or another task.
         nbytes: Bytes of one copy of each.
+        replaced: Values in whose memory, instead of new one, an output node is computed in place.
         arriving: Large values of other tasks, which are read where they arrive.
         passing: Nodes whose values must be dropped after a step: both, their views, and inputs.
     """
@@ -46,10 +53,12 @@ class Outputs:
         elsewhere: Container[int],
         shape: Callable[[Node], tuple[int, ...]],
         device: Callable[[DeviceName], Device],
+        rendezvous: Rendezvous,
         zero_copy: bool = True,
     ) -> None:
         self._shape = shape
         self._host: dict[int, HostOutput] = {}
+        self.replaced: dict[int, int] = {}  # and the output node
         self._outputs: list[tuple[Node, bool]] = []  # and whether the caller gets its memory
         self._device_outputs: dict[int, DeviceOutput] = {}
         self._copied: dict[int, DeviceOutput] = {}  # the same, by the node that copies it
@@ -62,29 +71,66 @@ class Outputs:
             self._copied[node.id] = self._device_outputs[made.id]
         for node in program.outputs:
             source = sources.get(node.id)
-            gives = (
-                zero_copy
-                and source is not None
-                and source.device is not None
-                and source.device.on_host
-                and source.op != "receive"
-                and source.id not in elsewhere
-                and source.id not in self._host  # returned twice: two arrays
-                and prod(shape(node)) == prod(shape(source))  # the memory holds nothing else
-                and prod(shape(source)) * source.spec.dtype.itemsize >= LEAST_ZERO_COPY
-            )
+            gives = zero_copy and self._may_move(node, source, elsewhere)
             if source is not None and gives:
                 self._host[source.id] = HostOutput.of(source, shape(source), device)
             self._outputs.append((node, gives))
+        if zero_copy:
+            self._share(program, sources, elsewhere, device, rendezvous)
         self.nbytes = sum(each.nbytes for each in self._host.values())
         self.nbytes += sum(each.nbytes for each in self._device_outputs.values())
-        self.output_nodes = [*self._host, *self._device_outputs]
+        self.output_nodes = [*self._host, *self._device_outputs, *self.replaced]
         self.arriving = {node.id for node in sources.values() if _arrives(node, shape(node))}
         moving = {*self.output_nodes, *self.arriving}
         self.passing = [i for i, source in sources.items() if source.id in moving]
         self.passing += [
             each.node.id for each in program.instructions if each.node.op in ("feed", "fetch")
         ]
+
+    def _may_move(self, node: Node, source: Node | None, elsewhere: Container[int]) -> bool:
+        """Return whether the memory of a large value, as `node` returns it, may be chosen here."""
+        shape = self._shape
+        return (
+            source is not None
+            and source.device is not None
+            and source.device.on_host
+            and source.op != "receive"
+            and source.id not in elsewhere
+            and source.id not in self._host  # returned twice: two arrays
+            and prod(shape(node)) == prod(shape(source))  # the memory holds nothing else
+            and prod(shape(source)) * source.spec.dtype.itemsize >= LEAST_ZERO_COPY
+        )
+
+    def _share(
+        self,
+        program: Program,
+        sources: Mapping[int, Node],
+        elsewhere: Container[int],
+        device: Callable[[DeviceName], Device],
+        rendezvous: Rendezvous,
+    ) -> None:
+        """Compute values for other tasks in memory that these read, as far as there is any."""
+        nodes = {each.node.id: each.node for each in program.instructions}
+        found = []
+        for node in nodes.values():
+            if node.op != "send" or not node.inputs or node.inputs[0] not in nodes:
+                continue
+            source, destination = sources.get(node.inputs[0]), node.attrs["destination"]
+            if source is None or not self._may_move(nodes[node.inputs[0]], source, elsewhere):
+                continue
+            nbytes = prod(self._shape(source)) * source.spec.dtype.itemsize
+            if (memory := rendezvous.reserve(destination, nbytes)) is not None:
+                found.append(memory)  # so that it is not found twice
+                made = HostOutput.of(source, self._shape(source), device)
+                made.reserve = partial(rendezvous.reserve, destination, nbytes)
+                self._host[source.id] = made
+        for block in program.blocks or ():
+            for at, node_id in enumerate(block.values):
+                before = block.values[:at]
+                if node_id in self._host and all(
+                    self._may_move(nodes[i], sources.get(i), elsewhere) for i in before
+                ):
+                    self.replaced.update(dict.fromkeys(before, node_id))
 
     def allocate(self) -> dict[int, np.ndarray]:
         """Return an array for each output node; it is reused when nothing refers to it."""
@@ -93,6 +139,8 @@ class Outputs:
             found[node] = output.allocate()
         for node, piece in self._device_outputs.items():
             found[node] = piece.allocate()
+        for node, output_node in self.replaced.items():
+            found[node] = found[output_node]
         return found
 
     def fetch(self, node: Node, array: np.ndarray, copied: Event) -> None:
@@ -179,10 +227,14 @@ class HostOutput:
 
     One unused piece is kept, because fresh pages are slow: copying 40 MB to them takes 12 ms, and
     to memory that was in use before 5.
+
+    Attributes:
+        reserve: Returns bytes that are shared with another task, which are used instead.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self._shape, self._dtype = shape, dtype
+        self.reserve: Callable[[], np.ndarray | None] = lambda: None
         self.nbytes = prod(shape) * dtype.itemsize
         self._pieces: list[np.ndarray] = []  # used last comes last; arrays refer to their piece
 
@@ -205,6 +257,8 @@ class HostOutput:
         References are counted here rather than tracked by finalizers: a signal's handler could run
         in a finalizer, and its exception would be lost.
         """
+        if (shared := self.reserve()) is not None:
+            return shared.view(self._dtype).reshape(self._shape)
         size, pieces = self.nbytes, self._pieces
         idle = [i for i in range(len(pieces)) if _references(pieces, i) == _OURS]
         piece = pieces[idle[0]] if idle else np.empty(size + ALIGNMENT, np.uint8)

@@ -35,6 +35,13 @@ class Rendezvous(ABC):
     def send(self, key: Key, value: np.ndarray) -> None:
         """Send a value; never blocks. The value must not change until it is received."""
 
+    def reserve(self, destination: str, nbytes: int) -> np.ndarray | None:  # noqa: ARG002
+        """Return bytes of memory in which a value for a device need not be copied by `send`.
+
+        They may be used until nothing refers to them. By default there are none: None.
+        """
+        return None
+
     @abstractmethod
     def receive(self, key: Key, timeout: float) -> np.ndarray:
         """Receive a value, waiting at most `timeout` seconds.

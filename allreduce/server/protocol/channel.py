@@ -169,6 +169,13 @@ class Channel:
             assert self._mpi_rank is not None
             self._mpi.send(each, self._mpi_rank, self._mpi_tag)
 
+    def reserve(self, nbytes: int) -> np.ndarray | None:
+        """Return memory of which `send` need not copy an array; None if there is none."""
+        if self._mpi_rank is None and self._is_local and nbytes >= segments.SMALLEST:
+            with contextlib.suppress(OSError):
+                return self._sent.reserve(nbytes)
+        return None
+
     def _elsewhere(
         self, array: np.ndarray, messages: list[np.ndarray], descriptors: list[int]
     ) -> pb.Array | None:
@@ -240,6 +247,7 @@ class Channel:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         self._reader.close()
+        self._sent.close()
         self._lost(self, why)
         for request in list(self._answers):
             answer = self._answers.pop(request, None)

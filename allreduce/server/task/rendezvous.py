@@ -41,10 +41,7 @@ class RemoteRendezvous(Rendezvous):
 
     def send(self, key: Key, value: np.ndarray) -> None:
         """Send a value; raises PeerLostError if the destination's task is lost."""
-        task = self._tasks.get(key.destination)
-        if task is None:
-            task = task_of_device(DeviceName.parse(key.destination))
-            self._tasks[key.destination] = task
+        task = self._task(key.destination)
         if task == self._own:
             self._local.send(key, value)
             return
@@ -52,6 +49,16 @@ class RemoteRendezvous(Rendezvous):
             handle=self._handle, edge=key.edge, source=key.source, destination=key.destination
         )
         self._channel(task).send(Frame(pb.TENSOR, about, step=key.step), [value])
+
+    def reserve(self, destination: str, nbytes: int) -> np.ndarray | None:
+        task = self._task(destination)
+        return None if task == self._own else self._channel(task).reserve(nbytes)
+
+    def _task(self, device: str) -> DeviceName:
+        task = self._tasks.get(device)
+        if task is None:
+            task = self._tasks[device] = task_of_device(DeviceName.parse(device))
+        return task
 
     def deliver(self, frame: Frame, value: np.ndarray) -> None:
         """Take a value that came from another task; drop it if its step has ended."""
