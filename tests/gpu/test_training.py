@@ -279,6 +279,7 @@ except ar.AllreduceError as error:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert "UnsupportedError" in done.stdout, done.stderr
     assert "replica 0 (rank 0) and replica 2 (rank 0) use one GPU" in done.stdout
+    assert "there are 3 replicas on 2 GPUs: make one logical device for each GPU, or" in done.stdout
 
 
 def test_hidden_gpus_are_not_used(on_cpus: list[float]) -> None:

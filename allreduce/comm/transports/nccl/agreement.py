@@ -58,13 +58,16 @@ def facts_of(device: Device) -> Facts:
     return Facts(device.identity, version, missing, partial)
 
 
-def check(where: str, found: Sequence[Facts], called: Callable[[int], str]) -> None:
+def check(
+    where: str, found: Sequence[Facts], called: Callable[[int], str], *, one_process: bool = False
+) -> None:
     """Refuse members that NCCL cannot connect; log different versions.
 
     Args:
         where: A prefix for messages.
         found: The members' facts; the same on all members.
         called: Names a member.
+        one_process: Whether all members are replicas of this process.
 
     Raises:
         UnsupportedError: A member has no NCCL, or a slice of a GPU, or two share one.
@@ -72,7 +75,7 @@ def check(where: str, found: Sequence[Facts], called: Callable[[int], str]) -> N
     if len(found) == 1 and found[0].version:
         return
     error = _missing(where, found, called) or _sliced(where, found, called)
-    error = error or _shared(where, found, called)
+    error = error or _shared(where, found, called, one_process)
     if error is not None:
         error.everywhere = True  # all members have the same facts
         raise error
@@ -116,15 +119,23 @@ def _sliced(
 
 
 def _shared(
-    where: str, found: Sequence[Facts], called: Callable[[int], str]
+    where: str, found: Sequence[Facts], called: Callable[[int], str], one_process: bool
 ) -> AllreduceError | None:
     gpus = [each.gpu for each in found]
     second = next((i for i, each in enumerate(gpus) if each in gpus[:i]), None)
     if second is None or any(os.environ.get(name) for name in _LEAVE):
         return None
     first = gpus.index(gpus[second])
-    return UnsupportedError(
-        f"{where}: {called(first)} and {called(second)} use one GPU, which NCCL refuses; give each "
-        "a GPU of its own (one logical device for each physical one), or set "
+    remedy = (
+        "give each a GPU of its own (one logical device for each physical one), or set "
         "NCCL_MULTI_RANK_GPU_ENABLE=1 where NCCL supports it"
+    )
+    if one_process:
+        remedy = (
+            f"there are {len(gpus)} replicas on {len(set(gpus))} GPUs: make one logical device for "
+            "each GPU, or put all replicas on one GPU, where they need no NCCL (hide the others "
+            "with CUDA_VISIBLE_DEVICES=0)"
+        )
+    return UnsupportedError(
+        f"{where}: {called(first)} and {called(second)} use one GPU, which NCCL refuses; {remedy}"
     )

@@ -139,20 +139,16 @@ class NcclTransport(Transport):
 
     def _make(self, device: Device) -> Any:
         found = self._agree(device)
-        if self._is_one_gpu(found):
+        one_process = all(each.pid == os.getpid() for each in self.members)
+        if one_process and len(found) > 1 and len({each.gpu for each in found}) == 1:
             made = self._on_one_gpu(device)
         else:
-            agreement.check(self._where, found, self.called)
+            agreement.check(self._where, found, self.called, one_process=one_process)
             made = self._with_nccl(device)
         self.watch.add_member(made)
         self._meet("barrier", None, "finish it")
         device.guards.append(self.watch.settle)
         return made
-
-    def _is_one_gpu(self, found: Sequence[agreement.Facts]) -> bool:
-        """Return whether all members are replicas of this process on one GPU."""
-        here = all(each.pid == os.getpid() for each in self.members)
-        return here and len(found) > 1 and len({each.gpu for each in found}) == 1
 
     def _on_one_gpu(self, device: Device) -> Any:
         from allreduce.comm.transports.nccl import one_gpu
