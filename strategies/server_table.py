@@ -14,7 +14,7 @@ from allreduce.strategies.arena_link import settings_of
 from allreduce.errors import TimeoutError, UnsupportedError
 from allreduce.events import logger
 from allreduce.graph.trace.variable import Variable
-from allreduce.parameters.table import SortedRows, add_duplicates, row_ranges
+from allreduce.parameters.table_store import SortedRows, add_duplicates, rows_of_servers
 from allreduce.server.client.parameter_client import Call, ParameterServer
 from allreduce.server.protocol.encode import sendable
 
@@ -65,7 +65,7 @@ class ServerTable:
         self._checkpoint = checkpoint
         described = repr((name, shape, dtype.name))
         self.key = f"table-{crc32(described.encode()):08x}-{turn}"
-        self._servers = list(zip(servers, row_ranges(self.rows, len(servers)), strict=True))
+        self._servers = list(zip(servers, rows_of_servers(self.rows, len(servers)), strict=True))
         self._cuts = [low for _, (low, _) in self._servers[1:]]
         self._numbers = np.dtype(np.int32 if self.rows < 1 << 31 else np.int64)
         # The different numbers of each lookup of the step, and the sums of their gradients.

@@ -1,8 +1,8 @@
 """The methods of a parameter server that workers call: one dispatch, without a network.
 
-Every `ps` task has a service with its parts of variables (`Stores`), and knows the workers. The
-service of task 0 also deals out rows (`Fit`), and decides what a synchronous update takes
-(`Aggregation`).
+Every `ps` task has a service, with one `TrainingJob` at a time, which has parts of variables
+(`Stores`) and knows the workers. That of task 0 also deals out rows (`Fit`), and decides what a
+synchronous update takes (`Aggregation`).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class _Worker:
     fit: int = -1
 
 
-class ParameterServices:
-    """Answers workers' calls, with a service of its own for one job after the other.
+class ParameterService:
+    """Answers the calls of one job's workers after the other's.
 
     A job is over when all workers of its cluster have ended without an error, or when a new chief
     comes after the chief has, and no other worker lives. What it has left is forgotten then; with
@@ -51,28 +51,28 @@ class ParameterServices:
     """
 
     def __init__(self) -> None:
-        self._service = ParameterService()
+        self._job = TrainingJob()
         self._changing = threading.Lock()
 
     def call(self, caller: str, method: str, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
-        """Run one method; see `ParameterService.call`."""
+        """Run one method; see `TrainingJob.call`."""
         if method == "enter":
             with self._changing:
-                if self._service.is_over(fields):
-                    self._service.end()
-                    self._service = ParameterService()
-        return self._service.call(caller, method, fields, arrays)
+                if self._job.is_over(fields):
+                    self._job.end()
+                    self._job = TrainingJob()
+        return self._job.call(caller, method, fields, arrays)
 
     def lose(self, caller: str, *, has_left: bool) -> None:
-        """Note that a worker's connection has ended; see `ParameterService.lose`."""
-        self._service.lose(caller, has_left=has_left)
+        """Note that a worker's connection has ended; see `TrainingJob.lose`."""
+        self._job.lose(caller, has_left=has_left)
 
     def close(self) -> None:
         """Write what no checkpoint has yet; blocks until it is written."""
-        self._service.close()
+        self._job.close()
 
 
-class ParameterService:
+class TrainingJob:
     """Answers the calls of one job's workers; safe to use from several threads.
 
     Every method takes the caller's name, small plain arguments and arrays, and returns plain
@@ -339,15 +339,15 @@ class ParameterService:
         return {"taken": fit.claim(caller, fields["part"], fields["update"])}, ()
 
 
-_METHODS: Mapping[str, Callable[[ParameterService, str, Mapping[str, Any], Arrays], Reply]] = {
-    "enter": ParameterService._enter,
-    "join": ParameterService._join,
-    "status": ParameterService._status,
-    "begin": ParameterService._begin,
-    "next": ParameterService._next,
-    "newest": ParameterService._newest,
-    "offer": ParameterService._offer,
-    "deliver": ParameterService._deliver,
-    "tick": ParameterService._tick,
-    "claim": ParameterService._claim,
+_METHODS: Mapping[str, Callable[[TrainingJob, str, Mapping[str, Any], Arrays], Reply]] = {
+    "enter": TrainingJob._enter,
+    "join": TrainingJob._join,
+    "status": TrainingJob._status,
+    "begin": TrainingJob._begin,
+    "next": TrainingJob._next,
+    "newest": TrainingJob._newest,
+    "offer": TrainingJob._offer,
+    "deliver": TrainingJob._deliver,
+    "tick": TrainingJob._tick,
+    "claim": TrainingJob._claim,
 }

@@ -14,10 +14,10 @@ from allreduce.errors import MismatchError, UsageError
 from allreduce.events import logger
 from allreduce.optim import registry
 from allreduce.parameters import checkpoint
+from allreduce.parameters.arena_store import ArenaStore
 from allreduce.parameters.checkpoint import Contents, Writer
 from allreduce.parameters.partition import Part
-from allreduce.parameters.store import ParameterStore
-from allreduce.parameters.table import TableStore
+from allreduce.parameters.table_store import TableStore
 
 Arrays = Sequence[np.ndarray]
 Reply = tuple[dict[str, Any], Arrays]
@@ -37,7 +37,7 @@ class Stores:
 
     def __init__(self, saved: Callable[[], None]) -> None:
         self._saved = saved
-        self._stores: dict[str, ParameterStore] = {}
+        self._stores: dict[str, ArenaStore] = {}
         self._writers: dict[str, Writer] = {}
         self._files: dict[str, Path] = {}
         self._making = threading.Lock()
@@ -70,7 +70,7 @@ class Stores:
             store = self._stores.get(key)
             if store is None:
                 optimizer = registry.deserialize(json.loads(fields["optimizer"]), {})
-                store = ParameterStore(part, optimizer, fields["dtype"], fields["servers"])
+                store = ArenaStore(part, optimizer, fields["dtype"], fields["servers"])
                 self._stores[key] = store
                 self._load(store, fields)
             elif store.part != part:
@@ -96,7 +96,7 @@ class Stores:
             "restored": store.restored,
         }, ()
 
-    def _known(self, fields: Mapping[str, Any]) -> ParameterStore | None:
+    def _known(self, fields: Mapping[str, Any]) -> ArenaStore | None:
         """Return a store; None if it has no values, or older ones than the caller has seen.
 
         These are a checkpoint's, after a restart that the caller has not noticed yet.
@@ -245,7 +245,7 @@ class Stores:
         for key in list(self._stores):
             self._save_now({"store": key}, ())
 
-    def _load(self, store: ParameterStore, fields: Mapping[str, Any]) -> None:
+    def _load(self, store: ArenaStore, fields: Mapping[str, Any]) -> None:
         """Read a new store's values from the checkpoint, if there is one."""
         if fields["checkpoint"] is None:
             return
@@ -268,7 +268,7 @@ class Stores:
             *(fields["server"], version, store.source),
         )
 
-    def _save(self, key: str, store: ParameterStore) -> None:
+    def _save(self, key: str, store: ArenaStore) -> None:
         """Write a store's part, if so many updates have been done since the latest checkpoint."""
         writer = self._writers.get(key)
         if writer is None or not store.is_due:
@@ -277,7 +277,7 @@ class Stores:
             self._saved()
 
 
-def _contents(store: ParameterStore) -> Contents:
+def _contents(store: ArenaStore) -> Contents:
     """Copy what a checkpoint of a store has."""
     arrays, version = store.snapshot()
     store.saved = version

@@ -12,7 +12,7 @@ import allreduce as ar
 from allreduce.parameters import checkpoint
 from allreduce.parameters.checkpoint import Contents, Writer
 from allreduce.parameters.partition import cut
-from allreduce.parameters.service import ParameterService
+from allreduce.parameters.service import TrainingJob
 from allreduce.reduction import lay_out
 from allreduce.server.protocol.encode import configured
 
@@ -106,7 +106,7 @@ def registration(folder: Path, values: bool = True) -> tuple[dict[str, Any], lis
 
 def test_a_service_that_restarts_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     fields, values = registration(tmp_path)
-    service = ParameterService()
+    service = TrainingJob()
     assert service.call("a", "register", fields, values)[0]["ready"]
     gradients = np.ones_like(values[0])
     for number in (1, 2):
@@ -114,7 +114,7 @@ def test_a_service_that_restarts_goes_on_from_its_checkpoint(tmp_path: Path) -> 
         reply, (before,) = service.call("a", "push", push, [gradients.copy()])
     assert reply["version"] == 2
     service.call("a", "save", {"store": "key"}, [])
-    again = ParameterService()
+    again = TrainingJob()
     assert again.call("a", "push", push, [gradients])[0] == {"unknown": True}
     reply, _ = again.call("a", "register", fields, values)
     assert (reply["version"], reply["restored"]) == (2, True)
@@ -134,7 +134,7 @@ def test_newer_values_of_workers_win_over_a_checkpoint_where_they_may(tmp_path: 
         reply, _ = service.call("a", "register", given, [values])
         return reply["version"], reply["taken"]
 
-    service = ParameterService()
+    service = TrainingJob()
     assert register(9, 1.0, newest=False) == (7, False)
     assert register(8, 2.0) == (8, True)
     assert register(8, 3.0) == (8, False)
@@ -147,7 +147,7 @@ def test_newer_values_of_workers_win_over_a_checkpoint_where_they_may(tmp_path: 
 
 def test_assigned_values_are_in_the_checkpoint_once_saving_returns(tmp_path: Path) -> None:
     fields, values = registration(tmp_path)
-    service = ParameterService()
+    service = TrainingJob()
     service.call("a", "register", fields, values)
     service.call("a", "assign", {"store": "key", "seen": 0}, [values[0] + 2.0])
     service.call("a", "save", {"store": "key"}, [])

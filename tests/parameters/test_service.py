@@ -12,11 +12,11 @@ import pytest
 from allreduce.errors import MismatchError
 from allreduce.parameters.dealing import TRAIN
 from allreduce.parameters.row_ranges import FitSpec
-from allreduce.parameters.service import ParameterService, ParameterServices
+from allreduce.parameters.service import ParameterService, TrainingJob
 
 SPEC = FitSpec(rows=64, tests=0, batch_size=64, test_batch_size=64, first=0, epochs=3)
 KINDS = [["loss", "mean"]]
-Service = ParameterService | ParameterServices
+Service = TrainingJob | ParameterService
 
 
 def enter(service: Service, caller: str, task: str = "worker:0", **settings: Any) -> None:
@@ -52,7 +52,7 @@ def train(service: Service, caller: str, epochs: int, first: int = 0) -> None:
 
 
 def test_another_job_on_the_same_servers_trains_anew() -> None:
-    service = ParameterServices()
+    service = ParameterService()
     for update in ("async", "sync"):
         settings: dict[str, Any] = {
             "update": update,
@@ -69,7 +69,7 @@ def test_another_job_on_the_same_servers_trains_anew() -> None:
 
 
 def test_the_next_job_goes_on_from_the_last_update(tmp_path: Path) -> None:
-    service = ParameterServices()
+    service = ParameterService()
     table = {"store": "table", "name": "table", "first": 0, "stop": 4, "width": 1}
     table |= {"dtype": "float32", "server": "/job:ps/task:0", "index": 0, "servers": 1}
     table |= {"checkpoint": str(tmp_path), "checkpoint_every": 100, "fills": False}
@@ -88,7 +88,7 @@ def test_the_next_job_goes_on_from_the_last_update(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_has_died_finds_its_job() -> None:
-    service = ParameterServices()
+    service = ParameterService()
     enter(service, "a")
     enter(service, "b", "worker:1")
     begin(service, "a")
@@ -104,14 +104,14 @@ def test_a_worker_that_has_died_finds_its_job() -> None:
 
 
 def test_a_restarted_server_learns_the_epochs_that_workers_know(tmp_path: Path) -> None:
-    service = ParameterService()
+    service = TrainingJob()
     enter(service, "a", checkpoint=str(tmp_path))
     begin(service, "a")
     train(service, "a", 1)
     assert service._progress is not None
     path, writer = service._progress
     writer.wait()
-    again = ParameterService()
+    again = TrainingJob()
     enter(again, "a2", checkpoint=str(tmp_path))
     assert again._fits[1].epoch == 1
     assert ask(again, "a2", 2) == {"unknown": True}  # the worker knows an epoch more
@@ -125,18 +125,18 @@ def test_a_restarted_server_learns_the_epochs_that_workers_know(tmp_path: Path) 
 
 
 def test_the_progress_of_a_job_that_has_ended_is_ignored(tmp_path: Path) -> None:
-    service = ParameterService()
+    service = TrainingJob()
     enter(service, "a", checkpoint=str(tmp_path))
     begin(service, "a")
     train(service, "a", 3)
     service.close()
-    again = ParameterService()  # for the next job in the same folder
+    again = TrainingJob()  # for the next job in the same folder
     enter(again, "a", checkpoint=str(tmp_path))
     assert begin(again, "a") == {"epoch": 0}
 
 
 def test_another_call_of_fit_is_refused_with_the_argument_that_differs() -> None:
-    service = ParameterService()
+    service = TrainingJob()
     enter(service, "a")
     begin(service, "a")
     with pytest.raises(MismatchError, match="has batch_size=32, but on the chief batch_size=64"):

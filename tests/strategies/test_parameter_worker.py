@@ -19,7 +19,7 @@ from allreduce.strategies import parameter_server
 import allreduce as ar
 from allreduce.errors import TimeoutError, UnsupportedError, UsageError
 from allreduce.parameters import checkpoint
-from allreduce.parameters.store import ParameterStore
+from allreduce.parameters.arena_store import ArenaStore
 from allreduce.server.client.parameter_client import connect_all
 from tests.server.clusters import describe, task_command
 from tests.strategies.small_models import data, with_table, words
@@ -245,7 +245,7 @@ def test_gradients_that_overtake_each_other_all_count(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pushed, second = itertools.count(), threading.Event()
-    push = ParameterStore.push
+    push = ArenaStore.push
 
     def late(*arguments: Any) -> int:
         """Let the second gradient in first."""
@@ -257,7 +257,7 @@ def test_gradients_that_overtake_each_other_all_count(
             second.set()
         return stale
 
-    monkeypatch.setattr(ParameterStore, "push", late)
+    monkeypatch.setattr(ArenaStore, "push", late)
     strategy = worker(staleness=2)
     with strategy.scope():
         model = ar.nn.Sequential([ar.nn.Dense(2, activation="softmax")])

@@ -26,7 +26,7 @@ from allreduce.events import logger
 from allreduce.graph.core.host_future import Output
 from allreduce.graph.partition.tasks import task_name
 from allreduce.keywords import Refusing
-from allreduce.parameters.service import ParameterServices
+from allreduce.parameters.service import ParameterService
 from allreduce.server.protocol import task_pb2 as pb
 from allreduce.server.protocol import task_pb2_grpc
 from allreduce.server.protocol.channel import Channel
@@ -84,7 +84,7 @@ class Server(Refusing):
             self.cluster, self.task, self._secret, self._handle, self._lose
         )
         self.worker = Worker(self.task, self.connections.channel)
-        self.parameters = ParameterServices()
+        self.parameters = ParameterService()
         self.service = Service(self.worker, self.connections, self.generation, self._secret)
         self._grpc = self._serve(address)
         self.connections.start()

@@ -14,11 +14,11 @@ import numpy as np
 from allreduce.errors import ShapeError
 from allreduce.optim.base import Optimizer
 from allreduce.optim.sgd import SGD
+from allreduce.parameters.arena_store import ArenaStore
 from allreduce.parameters.partition import Part
-from allreduce.parameters.store import ParameterStore
 
 
-def row_ranges(rows: int, servers: int) -> list[tuple[int, int]]:
+def rows_of_servers(rows: int, servers: int) -> list[tuple[int, int]]:
     """Return the first row of each server, and the row behind its last."""
     cuts = [rows * index // servers for index in range(servers + 1)]
     return list(pairwise(cuts))
@@ -65,7 +65,7 @@ def add_duplicates(numbers: np.ndarray, gradients: np.ndarray) -> tuple[np.ndarr
     return rows.unique, rows.sums(gradients)
 
 
-class TableStore(ParameterStore):
+class TableStore(ArenaStore):
     """Some rows of a table and their slots; safe to use from several threads.
 
     Args:

@@ -22,7 +22,7 @@ _ALIGNMENT = 64  # bytes
 _MOST_STALENESS = 100  # larger numbers are counted together
 
 
-class ParameterStore:
+class ArenaStore:
     """A part of an arena and its optimizer; safe to use from several threads.
 
     Args:

@@ -9,15 +9,15 @@ import pytest
 
 import allreduce as ar
 from allreduce.errors import ShapeError, UnsupportedError
+from allreduce.parameters.arena_store import ArenaStore
 from allreduce.parameters.partition import cut
-from allreduce.parameters.store import ParameterStore
 from allreduce.reduction import lay_out
 
 LAYOUT = lay_out([("kernel", (5, 3)), ("bias", (3,))], "float32")
 
 
-def store(optimizer: Any, servers: int = 1) -> ParameterStore:
-    made = ParameterStore(cut(LAYOUT, servers)[0], optimizer, "float32", servers)
+def store(optimizer: Any, servers: int = 1) -> ArenaStore:
+    made = ArenaStore(cut(LAYOUT, servers)[0], optimizer, "float32", servers)
     made.set(np.ones(made.part.size, np.float32), {})
     return made
 

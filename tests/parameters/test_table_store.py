@@ -7,7 +7,7 @@ import pytest
 
 import allreduce as ar
 from allreduce.errors import ShapeError
-from allreduce.parameters.table import TableStore, add_duplicates, row_ranges
+from allreduce.parameters.table_store import TableStore, add_duplicates, rows_of_servers
 
 
 def store(first: int = 0, stop: int = 10) -> TableStore:
@@ -26,8 +26,8 @@ def test_duplicates_are_added_in_the_order_of_rows() -> None:
 
 
 def test_ranges_cover_all_rows() -> None:
-    assert row_ranges(10, 3) == [(0, 3), (3, 6), (6, 10)]
-    assert row_ranges(1, 2) == [(0, 0), (0, 1)]
+    assert rows_of_servers(10, 3) == [(0, 3), (3, 6), (6, 10)]
+    assert rows_of_servers(1, 2) == [(0, 0), (0, 1)]
 
 
 def test_only_touched_rows_and_their_moments_change() -> None:
