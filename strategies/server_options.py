@@ -81,7 +81,15 @@ def find_workers(cluster: Any) -> tuple[ClusterSpec, tuple[str, int], list[tuple
     spec = spec if cluster is None else ClusterSpec(cluster)
     tasks = [(j, n) for j, n, _ in spec if j in WORKERS]
     if not spec.num_tasks("ps"):
-        raise UsageError(f"ParameterServerStrategy: the cluster has no ps task, only {spec.jobs}")
+        raise UsageError(
+            f"ParameterServerStrategy: the cluster has no ps task, only {', '.join(spec.jobs)}; "
+            "add one, as in --cluster ps=1,worker=2"
+        )
+    if not tasks:
+        raise UsageError(
+            f"ParameterServerStrategy: the cluster has no job worker or chief, only "
+            f"{', '.join(spec.jobs)}; jobs that train are called so, as in --cluster ps=1,worker=2"
+        )
     if (job, number) not in tasks:
         raise UsageError(
             f"ParameterServerStrategy on {job}:{number}: it is for workers; a ps task runs `python "

@@ -318,6 +318,14 @@ def test_what_cannot_be_is_said_in_one_line(
     monkeypatch.setenv("ALLREDUCE_TASK", "ps:0")
     with pytest.raises(UsageError, match="it is for workers"):
         ar.ParameterServerStrategy()
+    for jobs, task, said in (
+        ({"worker": 1}, "worker:0", "no ps task, only worker; add one"),
+        ({"ps": 1, "wroker": 1}, "wroker:0", "no job worker or chief, only ps, wroker"),
+    ):
+        monkeypatch.setenv("ALLREDUCE_CLUSTER", describe(jobs).as_json())
+        monkeypatch.setenv("ALLREDUCE_TASK", task)
+        with pytest.raises(UsageError, match=said):
+            ar.ParameterServerStrategy()
     monkeypatch.delenv("ALLREDUCE_TASK")
     monkeypatch.delenv("ALLREDUCE_CLUSTER")
     with pytest.raises(UsageError, match="--cluster ps=1,worker=2"):
