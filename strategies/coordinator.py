@@ -207,6 +207,7 @@ class ClusterCoordinator:
         self, session: Session, place: str, functions: dict[Any, Callable[..., Any]]
     ) -> None:
         """Run functions until the worker is lost."""
+        generation = session.generation
         while True:
             with self._changed:
                 while not self._queue and not self._closed:
@@ -218,7 +219,8 @@ class ClusterCoordinator:
             try:
                 value = self._run(session, place, functions, fn, args, kwargs)
             except BaseException as error:
-                if isinstance(error, PeerLostError | TimeoutError) and not _answers(session):
+                is_lost = isinstance(error, PeerLostError | TimeoutError)
+                if is_lost and not _answers(session, generation):
                     logger.warning(
                         "[coordinator] %s is lost; another worker runs its function: %s",
                         *(place.rpartition("/")[0], error),
@@ -266,10 +268,10 @@ class ClusterCoordinator:
             self._changed.notify_all()
 
 
-def _answers(session: Session) -> bool:
-    """Return whether a session's worker answers."""
+def _answers(session: Session, generation: int) -> bool:
+    """Return whether a session's worker answers, and is the process that it was."""
     try:
         session.tasks()
+        return session.ask_generation() == generation
     except (PeerLostError, TimeoutError):
         return False
-    return True

@@ -79,6 +79,26 @@ def test_functions_run_on_workers_that_live(cluster: dict[str, Any]) -> None:
         coordinator.schedule(step, (x, x))
 
 
+def test_a_function_whose_worker_restarts_runs_again(cluster: dict[str, Any]) -> None:
+    """The worker answers again, as another process that does not know the function."""
+    strategy = ar.ParameterServerStrategy(timeout=60)
+    x = np.ones(3, np.float32)
+    spec = strategy.cluster
+    with ar.ClusterCoordinator(strategy) as coordinator:
+        coordinator.fetch([coordinator.schedule(ar.ops.sum, (x,)) for _ in range(8)])
+        workers = [name for name in cluster if name.startswith("worker")]
+        for name in workers:
+            os.kill(cluster[name].pid, signal.SIGSTOP)
+        futures = [coordinator.schedule(ar.ops.sum, (x,)) for _ in workers]
+        time.sleep(0.5)  # both are on their way
+        for name in workers:
+            cluster[name].kill()
+            cluster[name].communicate()
+            cluster[name] = start_task(spec, "worker", int(name[-1]))
+        assert [float(each) for each in coordinator.fetch(futures)] == [3.0, 3.0]
+    strategy.close()
+
+
 def test_a_cluster_without_other_workers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = describe({"ps": 1, "worker": 1})
     monkeypatch.setenv("ALLREDUCE_CLUSTER", spec.as_json())
@@ -92,6 +112,8 @@ def test_a_cluster_without_other_workers_is_refused(monkeypatch: pytest.MonkeyPa
 
 class _Worker:
     """A session whose worker is lost while it runs a function."""
+
+    generation = 0
 
     def __init__(self) -> None:
         self.runs, self.is_lost = threading.Event(), threading.Event()

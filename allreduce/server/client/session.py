@@ -237,6 +237,20 @@ class Session(Refusing):
         pairs = (each.rpartition("=") for each in reply.about.names)
         return {task: bool(int(lives)) for task, _, lives in pairs}
 
+    @property
+    def generation(self) -> int:
+        """The number of the master's process; one that is started in its place has another."""
+        return self._master.hello.generation
+
+    def ask_generation(self) -> int:
+        """Ask the master for `generation`.
+
+        Raises:
+            TimeoutError: It does not answer within 6 s.
+        """
+        self._master.greet(DEAD_SECONDS)
+        return self.generation
+
     def close(self) -> None:
         """End the session; the tasks forget its graphs, and keep the variables."""
         self._closed = True
