@@ -246,10 +246,16 @@ class ServerTable:
                 )
         if self._optimizer and not initial:
             server.call("configure", {"store": self.key, "optimizer": self._optimizer})
-        if not initial:
+        if not initial and reply["restored"]:
             logger.warning(
                 "[parameter server] %s: table %r on %s goes on from update %d, %s",
                 *(self._task, self._name, server.name, reply["version"], reply["source"]),
+            )
+        elif not initial:
+            logger.warning(
+                "[parameter server] %s: %s has restarted without a checkpoint; rows %d to %d of "
+                "table %r have their initial values again. With checkpoint=, servers keep them",
+                *(self._task, server.name, first, stop - 1, self._name),
             )
         self._seen[index] = -1
 

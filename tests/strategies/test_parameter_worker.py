@@ -162,6 +162,23 @@ def test_moving_averages_are_in_checkpoints(
         np.testing.assert_allclose(mine, its, rtol=0.05, atol=0.05)
 
 
+@pytest.mark.parametrize("after", [1, 3])
+def test_another_number_of_servers_reads_a_table(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: int
+) -> None:
+    x, y = words()
+    first = worker(servers=2, checkpoint=tmp_path)
+    model = with_table(first, ar.optim.Adagrad(0.1))
+    model.fit(x, y, batch_size=32, epochs=2, verbose=0)
+    monkeypatch.setattr(parameter_server, "_made", itertools.count(first._number))
+    again = with_table(worker(servers=after, checkpoint=tmp_path), ar.optim.Adagrad(0.1))
+    given = {"batch_size": 32, "epochs": 2, "shuffle": False, "verbose": 0}
+    # The new servers' first, as both write into the folder.
+    found, expected = (each.fit(x, y, **given).history["loss"] for each in (again, model))
+    # Rows and their accumulators are equal: so is the training that follows.
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_assigned_values_reach_the_servers(worker: Worker) -> None:
     model, _ = trained(worker(), ar.optim.SGD(0.1))
     model.set_weights([np.zeros_like(each) for each in model.get_weights()])

@@ -70,6 +70,21 @@ def test_a_lookup_waits_for_the_rows_of_all_workers(tables: list[ServerTable]) -
         assert (read(each) == -2.0).all()
 
 
+def test_rows_that_a_restart_without_a_checkpoint_has_lost_are_named(
+    spec: ClusterSpec,
+    server: ar.Server,
+    tables: list[ServerTable],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for share, each in enumerate(tables):
+        contribute(each, 7, share)
+    assert (read(tables[0]) == -2.0).all()
+    server.close()
+    with ar.Server(spec, "ps", 0):
+        assert (read(tables[0]) == 0.0).all()
+    assert "rows 0 to 9 of table 'table' have their initial values again" in caplog.text
+
+
 def test_lookups_go_on_after_a_restart_that_lost_a_share(
     spec: ClusterSpec, server: ar.Server, tables: list[ServerTable]
 ) -> None:
