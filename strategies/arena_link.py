@@ -61,7 +61,6 @@ class ArenaLink:
         described = repr((layout.spans, layout.dtype.name, type(rule).__name__, rule.all_slots))
         self.key = f"{crc32(described.encode()):08x}-{turn}"
         self._optimizer = sendable(rule)
-        self._settings = settings_of(rule)
         parts = cut(layout, len(servers), by_rows=rule.is_elementwise)
         self._servers = [
             (server, part) for server, part in zip(servers, parts, strict=True) if part.size
@@ -70,6 +69,7 @@ class ArenaLink:
         self._number = 0
         for index in range(len(self._servers)):
             self._register(index, initial=True)
+        self._settings = self._settings_now()  # that the servers know
         self.pull()
 
     # --- registering ---
@@ -221,11 +221,14 @@ class ArenaLink:
         self._call_all("save", {})
 
     def send_settings(self) -> None:
-        """Let the servers know if the optimizer's settings have changed."""
-        now = settings_of(self.rule)
+        """Let the servers know if the optimizer's settings have changed, or a server restarted."""
+        now = self._settings_now()
         if now != self._settings:
             self._settings, self._optimizer = now, sendable(self.rule)
-            self._call_all("configure", {"optimizer": self._optimizer})
+            self._call_all("configure", {"optimizer": self._optimizer, "if_missing": False})
+
+    def _settings_now(self) -> Any:
+        return settings_on([server for server, _ in self._servers], self.rule)
 
     def _take(self, replies: Sequence[tuple[dict[str, Any], Sequence[np.ndarray]]]) -> None:
         for index, reply in enumerate(replies):
@@ -239,5 +242,10 @@ class ArenaLink:
         self._arena.iterations = max(self._seen)
 
 
-def settings_of(rule: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(rule).items() if name not in _OWN}
+def settings_on(servers: Sequence[ParameterServer], rule: Any) -> Any:
+    """Return an optimizer's settings, and the servers' generations.
+
+    Others may have told a server that has restarted of settings that the chief has changed.
+    """
+    settings = {name: value for name, value in vars(rule).items() if name not in _OWN}
+    return settings, [server.generation for server in servers]

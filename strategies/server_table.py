@@ -9,7 +9,7 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
-from allreduce.strategies.arena_link import settings_of
+from allreduce.strategies.arena_link import settings_on
 
 from allreduce.errors import TimeoutError, UnsupportedError
 from allreduce.events import logger
@@ -75,7 +75,7 @@ class ServerTable:
         self._pushed = 0
         self._registered = False
         self._optimizer = ""
-        self._settings: dict[str, Any] = {}  # that the servers know
+        self._settings: Any = None  # that the servers know
         self._latest: tuple[np.ndarray, SortedRows] | None = None  # of the latest lookup
 
     # --- in a step ---
@@ -154,11 +154,18 @@ class ServerTable:
         if len(kept) > 1:
             numbers, gradients = (np.concatenate(each) for each in zip(*kept, strict=True))
             unique, sums = add_duplicates(numbers, gradients)
-        if (now := settings_of(rule)) != self._settings:
+        self._register_all()  # a step without rows has not looked any up
+        servers = [server for server, _ in self._servers]
+        if (now := settings_on(servers, rule)) != self._settings:
             self._settings, self._optimizer = now, sendable(rule)
-            for server, _ in self._servers:
-                server.call("configure", {"store": self.key, "optimizer": self._optimizer})
+            for server in servers:
+                self._configure(server)
         self._call_all(method, fields, unique, sums)
+
+    def _configure(self, server: ParameterServer) -> None:
+        """Send the optimizer's settings; those of the chief count, others where there are none."""
+        fields = {"store": self.key, "optimizer": self._optimizer}
+        server.call("configure", {**fields, "if_missing": not self._is_chief})
 
     def _check(self, rule: Any) -> None:
         """Refuse optimizers that need more than the rows of a step.
@@ -194,10 +201,7 @@ class ServerTable:
         Returns:
             For each server that was called its index, its part of the numbers, and its reply.
         """
-        if not self._registered:
-            for index in range(len(self._servers)):
-                self._register(index, initial=True)
-            self._registered = True
+        self._register_all()
         ends = [0, *np.searchsorted(numbers, self._cuts).tolist(), len(numbers)]
         wire = numbers.astype(self._numbers)
         calls: list[tuple[int, slice, Call]] = []
@@ -224,6 +228,12 @@ class ServerTable:
         own["loses"] = self.after >= 0 and self._gave_to[index] != server.generation
         return server.start(method, own, arrays)
 
+    def _register_all(self) -> None:
+        if not self._registered:
+            for index in range(len(self._servers)):
+                self._register(index, initial=True)
+            self._registered = True
+
     def _register(self, index: int, *, initial: bool) -> None:
         """Make the server's rows, or find them; wait until they have values."""
         server, (first, stop) = self._servers[index]
@@ -245,7 +255,7 @@ class ServerTable:
                     "running?"
                 )
         if self._optimizer and not initial:
-            server.call("configure", {"store": self.key, "optimizer": self._optimizer})
+            self._configure(server)
         if not initial and reply["restored"]:
             logger.warning(
                 "[parameter server] %s: table %r on %s goes on from update %d, %s",

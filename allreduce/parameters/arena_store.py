@@ -33,6 +33,7 @@ class ArenaStore:
 
     Attributes:
         version: The number of updates so far.
+        is_configured: Whether the optimizer is that of the program.
         has_values: Whether parameters have been set or loaded.
         source: Where their first values came from, for messages.
         restored: Whether that was a checkpoint.
@@ -47,6 +48,7 @@ class ArenaStore:
         self.parameters = _zeros(part.size, self.dtype)
         self.slots = {name: _zeros(part.size, self.dtype) for name in optimizer.all_slots}
         self.version = 0
+        self.is_configured = True
         self.has_values = False
         self.source, self.restored = "", False
         self.every = 0

@@ -144,6 +144,8 @@ class Stores:
         store = self._known(fields)
         if store is None:
             return {"unknown": True}, ()
+        if fields["if_missing"] and store.is_configured:
+            return {}, ()
         store.configure(registry.deserialize(json.loads(fields["optimizer"]), {}))
         return {}, ()
 

@@ -81,6 +81,7 @@ class TableStore(ArenaStore):
         part = Part(first * width, stop * width, ((name, 0, size),) if size else ())
         # Until the first gradients tell which optimizer there is.
         super().__init__(part, SGD(0.0), dtype)
+        self.is_configured = False
         self.first, self.width, self._name = first, width, name
         self._rows: list[tuple[np.ndarray, np.ndarray]] = []  # of a synchronous update
 
@@ -89,6 +90,7 @@ class TableStore(ArenaStore):
         with self._changed:
             self.add_slots(optimizer.all_slots)
             super().configure(optimizer)
+            self.is_configured = True
 
     def add_slots(self, names: Iterable[str]) -> None:
         """Add slots of zeros, if they are missing."""

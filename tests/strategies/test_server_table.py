@@ -100,3 +100,26 @@ def test_lookups_go_on_after_a_restart_that_lost_a_share(
             contribute(each, 8, share)
         for each in tables:
             assert (read(each) == -2.0).all()
+
+
+def push(each: ServerTable, rate: float) -> None:
+    """Look rows up and send their gradients, as a step does."""
+    read(each)
+    each.add_gradient(ROWS, np.ones((2, 2), np.float32))
+    each.push(ar.optim.SGD(rate), 1.0)
+
+
+def test_the_settings_of_the_chiefs_optimizer_count(
+    spec: ClusterSpec, server: ar.Server, tables: list[ServerTable]
+) -> None:
+    chief, other = tables
+    chief.push(ar.optim.SGD(1.0), 1.0)  # of a step without rows
+    push(chief, 1.0)
+    push(other, 5.0)  # it comes late, or again, and does not know the chief's changes
+    assert (read(chief) == -2.0).all()
+    server.close()
+    with ar.Server(spec, "ps", 0):
+        push(other, 5.0)
+        push(chief, 1.0)
+        push(other, 5.0)
+        assert (read(chief) == -7.0).all()
