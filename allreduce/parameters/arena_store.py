@@ -40,7 +40,6 @@ class ArenaStore:
         every: After how many updates a checkpoint is due; 0 for never.
         saved: The version of the latest checkpoint; 0 for none.
         staleness: How many gradients were so many updates old when they were applied.
-        dropped: The number of gradients that came too late for their synchronous update.
     """
 
     def __init__(self, part: Part, optimizer: Optimizer, dtype: Any, servers: int = 1) -> None:
@@ -54,7 +53,6 @@ class ArenaStore:
         self.every = 0
         self.saved = 0
         self.staleness: Counter[int] = Counter()
-        self.dropped = 0
         self._servers = servers
         self._sums: np.ndarray | None = None  # of the synchronous update that is under way
         self._count = 0.0
@@ -174,7 +172,6 @@ class ArenaStore:
     def _admit_share(self, update: int, share: int) -> bool:
         """Return whether a share is new, and of the newest update, which is not over."""
         if update <= self._applied or update < self._current:
-            self.dropped += 1
             return False
         if update > self._current:  # what is there of another one has lost its other shares
             self._shares.clear()
@@ -192,7 +189,7 @@ class ArenaStore:
                 f"{self._servers} servers has only a part: use one server, or clip_value"
             )
         norm = float(np.sqrt(np.dot(sums, sums)))
-        return count * norm / (limit * count) if norm > limit * count > 0 else count
+        return norm / limit if norm > limit * count > 0 else count
 
     def _apply(self, gradients: np.ndarray, count: float) -> None:
         divisor = np.asarray([count], self.dtype)
