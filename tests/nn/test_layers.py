@@ -268,6 +268,7 @@ def test_attention_takes_a_mask_and_other_sequences() -> None:
         (lambda: nn.MaxPool2D(3)(np.ones((2, 2, 2, 1))), "windows of 3×3 do not fit"),
         (lambda: nn.BatchNorm(momentum=1.5), "BatchNorm takes momentum, a number from 0 to below"),
         (lambda: nn.Embedding(4, 2)(np.array([1, -1])), "number -1 is outside of 0…3, the rows of"),
+        (lambda: nn.Embedding(4, 2)([[1, 2]]), "one array of integers, got a list"),
         (lambda: nn.Embedding(4, 2)(np.ones(2)), "Embedding. takes integers, got float32; before"),
         (lambda: nn.MultiHeadAttention(2, 2)(np.ones((2, 3))), "takes queries of shape"),
         (lambda: nn.MultiHeadAttention(2, 2)(np.float32(1)), "takes queries of shape"),

@@ -69,7 +69,12 @@ class Embedding(Layer):
         anchor = self.add_variable("anchor", (1,), "zeros")
         self.table = make_table(path, shape, dtype, block, anchor)
 
-    def call(self, inputs: Tensor) -> Tensor:
+    def call(self, inputs: Any) -> Tensor:
+        if isinstance(inputs, list | tuple):
+            raise UsageError(
+                f"{users_line()}: layer {self.path!r} (Embedding) takes one array of integers, got "
+                f"a {type(inputs).__name__}; make an array of it with np.asarray"
+            )
         if inputs.dtype.kind not in "iu":
             raise UsageError(
                 f"{users_line()}: layer {self.path!r} (Embedding) takes integers, got "
