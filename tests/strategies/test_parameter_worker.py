@@ -388,6 +388,26 @@ def test_a_server_that_was_replaced_is_not_used_again() -> None:
     client.close()
 
 
+def test_a_server_is_not_lost_by_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = describe({"ps": 1, "worker": 1})
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with ar.Server(spec, "ps", 0):
+        (client,) = connect_all(spec, "worker:0", b"", 20.0)
+        assert client._channel is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(client._channel._reader, "read", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                client.call("status", {})
+        assert "is lost" not in caplog.text
+        assert client.call("status", {})[0]["workers"] == ["worker:0"]
+        client.close()
+
+
 def test_several_threads_may_call_a_server() -> None:
     spec = describe({"ps": 1, "worker": 1})
     with ar.Server(spec, "ps", 0):

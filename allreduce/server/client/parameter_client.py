@@ -193,8 +193,8 @@ class ParameterServer:
         self.generation, self._lost_at = peer.hello.generation, None
         return channel
 
-    def _lose(self, _: Channel, why: str) -> None:
-        if not self._closed and self._lost_at is None:
+    def _lose(self, channel: Channel, why: str) -> None:
+        if not self._closed and not channel.was_interrupted and self._lost_at is None:
             self._lost_at = time.monotonic()
             logger.warning(
                 "[parameter server] %s is lost: %s; waiting up to %g s for it",

@@ -106,6 +106,7 @@ class Channel:
         self._numbers = itertools.count(1)  # of requests
         self._answers: dict[int, Answer] = {}  # that have not come yet, by request
         self.ended = ""  # why, once it has
+        self.was_interrupted = False  # whether Ctrl-C in this process has ended it
         self.has_left = False  # whether the other end has closed it in good order
         if self._is_local:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_BYTES)
@@ -141,6 +142,7 @@ class Channel:
             self.end(f"sending failed: {error.strerror or error}")
             raise PeerLostError(f"{self.peer} is lost: {self.ended}") from error
         except BaseException as error:  # Ctrl-C: the other end may have half of a frame
+            self.was_interrupted = isinstance(error, KeyboardInterrupt)
             self.end(f"sending was ended by {type(error).__name__}")
             raise
 
@@ -330,6 +332,7 @@ class Channel:
             self.end(str(error) or "it has closed the connection")
             return None
         except BaseException as error:  # Ctrl-C in the middle of a frame
+            self.was_interrupted = isinstance(error, KeyboardInterrupt)
             self.end(f"receiving was ended by {type(error).__name__}")
             raise
         kind = received[0].kind
