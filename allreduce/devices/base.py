@@ -353,6 +353,13 @@ class Device(ABC):
                 other.record(event)
                 stream.wait(event)
 
+    def order_caller(self, event: Event) -> None:  # noqa: B027
+        """Have the stream that the caller's array library enqueues on wait for an event.
+
+        Args:
+            event: After the last use of arrays that the caller may now write to.
+        """
+
     @abstractmethod
     def event(self) -> Event:
         """Make an event that has not been recorded yet."""

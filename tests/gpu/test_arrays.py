@@ -69,6 +69,18 @@ def test_a_prepared_call_reads_what_cupys_stream_has_written_since(cupys_stream:
     comm.close()
 
 
+@SIMULATED
+def test_cupy_writes_to_an_argument_after_the_step_has_read_it(cupys_stream: Any) -> None:
+    x = there(np.zeros((1 << 11, 1 << 9), np.float32))
+    strategy = ar.MirroredStrategy(["GPU:0"])
+    step = ar.function(lambda x: ar.ops.max(ar.ops.exp(x * 0.0) * x, axis=1))
+    for value in (59, 58):
+        call(driver.cuMemsetD8Async(x.data.ptr, value, x.nbytes, cupys_stream.handle))
+        found = strategy.run(step, (x,))
+        call(driver.cuMemsetD8Async(x.data.ptr, 0, x.nbytes, cupys_stream.handle))
+        assert set(found.values[0].view(np.uint8)) == {value}
+
+
 class Interface:
     """Another library's array, which that library's stream still writes."""
 

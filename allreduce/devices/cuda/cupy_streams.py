@@ -52,6 +52,14 @@ def wait_for_cupy(stream: Any) -> None:
         stream.wait(event)
 
 
+def wait_in_cupy(event: Any) -> None:
+    """Have CuPy's current stream of a CudaEvent's device wait for it."""
+    event.device.enter()
+    address = _address()
+    if address is not None:
+        event.block(address)
+
+
 def record(event: Any) -> bool:
     """Set a CudaEvent to the end of CuPy's current stream; returns False without one."""
     address = _address()

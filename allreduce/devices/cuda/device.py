@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from allreduce.devices.base import Buffer, Device, Stream
+from allreduce.devices.base import Buffer, Device, Event, Stream
 from allreduce.devices.budget import Contents
 from allreduce.devices.cuda import arrays, cupy_streams
 from allreduce.devices.cuda.driver import api, call
@@ -323,6 +323,9 @@ class CudaDevice(Device):
         found = {kind: int(place) for kind, place in zip(_FLAWS, staged, strict=True) if place}
         kind, place = next(iter(found.items()))
         raise UsageError(_FLAWS[kind].format(place=place - 1, device=self.name.local))
+
+    def order_caller(self, event: Event) -> None:
+        cupy_streams.wait_in_cupy(event)
 
     def scratch(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
         """Return memory for a kernel's use on the current stream."""

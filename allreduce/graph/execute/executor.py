@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NoReturn
 
+import numpy as np
+
 from allreduce.devices import lookup, options
 from allreduce.errors import OutOfMemoryError, UsageError
 from allreduce.graph.consistency.rank_check import Facts
@@ -108,6 +110,11 @@ class Executor:
             return self._bound_for(info, batch).place(feeds)
         except MemoryError as error:
             self._raise_shortage(error)
+
+    def order_caller(self, feeds: Sequence[Any]) -> None:
+        """Let the caller overwrite arrays on devices that the latest step was fed."""
+        if self.latest is not None and any(type(feed) is not np.ndarray for feed in feeds):
+            self.latest.frame.queues.order_caller()
 
     def _raise_shortage(self, error: MemoryError) -> NoReturn:
         """Raise an error that names the device without memory, and the largest uses."""

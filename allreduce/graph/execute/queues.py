@@ -193,6 +193,12 @@ class Queues:
                 assert stream.passed is not None, "each instruction was issued"
                 stream.passed.synchronize()
 
+    def order_caller(self) -> None:
+        """Have the caller's array library write to a step's arguments only after their uses."""
+        for stream in self._latest.values():
+            assert stream.passed is not None, "each instruction was issued"
+            stream.device.order_caller(stream.passed)
+
     def stop(self) -> None:
         """Wait until all streams are idle."""
         self._kept = []

@@ -252,6 +252,8 @@ class Replicator(Replicas):
             for _, plan in compiled.updates:
                 plan.accumulation.discard()
             raise
+        for executor, given in zip(executors, feeds, strict=True):
+            executor.order_caller(given)
         for rule, plan in compiled.updates:
             plan.accumulation.end()
             publish_iterations(rule)
