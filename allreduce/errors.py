@@ -170,6 +170,8 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     folded = str(name).casefold()
     elsewhere = _ELSEWHERE.get(folded)
     near = [elsewhere] if elsewhere in by_folded else []
+    if not near and folded.replace("_", "") in _OTHER_THINGS:
+        return ""
     near = near or difflib.get_close_matches(folded, by_folded, n=1)
     if not near and len(folded) > 1:
         near = [each for each in sorted(by_folded) if each.startswith(folded)]
@@ -205,3 +207,32 @@ _ELSEWHERE: dict[str, str] = {
     "xavier_normal": "glorot_normal",
     "xavier_uniform": "glorot_uniform",
 }
+
+# What other libraries have and this one has not, without underscores. The nearest name here is
+# another thing ("nadam" and "adam"), so none is suggested.
+_OTHER_THINGS = frozenset(
+    [
+        # optimizers, losses, metrics
+        *("adadelta", "adafactor", "adamax", "ftrl", "lossscaleoptimizer", "muon", "nadam"),
+        *("radam", "rprop", "sgdw", "bcewithlogits", "categoricalgeneralizedcrossentropy"),
+        *("categoricalhinge", "circle", "crossentropy", "ctc", "dice", "logcosh", "mape"),
+        *("meanabsolutepercentageerror", "meansquaredlogarithmicerror", "msle", "nll", "nllloss"),
+        *("poisson", "rmse", "squaredhinge", "tversky", "binaryiou", "fbetascore", "iou"),
+        *("meaniou", "meanrelativeerror", "onehotiou", "onehotmeaniou", "precisionatrecall"),
+        *("recallatprecision", "sensitivityatspecificity", "specificityatsensitivity"),
+        *("topkaccuracy",),
+        # activations, initializers
+        *("celu", "elu", "glu", "hardsigmoid", "hardtanh", "leakyrelu", "logsigmoid", "logsoftmax"),
+        *("prelu", "relu6", "selu", "tanhshrink", "constant", "identity", "lecunnormal"),
+        *("lecununiform", "orthogonal", "truncatednormal", "variancescaling"),
+        # layers, callbacks
+        *("additiveattention", "alphadropout", "attention", "average", "averagepooling1d"),
+        *("averagepooling3d", "conv1d", "conv1dtranspose", "conv2dtranspose", "conv3d"),
+        *("conv3dtranspose", "depthwiseconv1d", "depthwiseconv2d", "einsumdense"),
+        *("gaussiandropout", "globalaveragepooling1d", "globalaveragepooling3d"),
+        *("globalmaxpooling1d", "globalmaxpooling2d", "globalmaxpooling3d", "groupnormalization"),
+        *("groupqueryattention", "maxpooling1d", "maxpooling3d", "multiply", "normalization"),
+        *("separableconv1d", "separableconv2d", "spatialdropout1d", "spatialdropout2d"),
+        *("spatialdropout3d", "subtract", "unitnormalization", "baselogger", "callbacklist"),
+    ]
+)

@@ -68,6 +68,18 @@ def test_what_others_call_it_is_understood(given: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "near"),
+    [
+        *(("nadam", "adam"), ("rmse", "mse"), ("elu", "relu"), ("Conv1D", "Conv2D")),
+        *(("mean_iou", "mean"), ("MeanAbsolutePercentageError", "MeanAbsoluteError")),
+        *(("cross_entropy", "binary_crossentropy"), ("Average", "AveragePooling2D")),
+    ],
+)
+def test_no_name_of_another_thing_is_suggested(given: str, near: str) -> None:
+    assert errors.did_you_mean(given, [near]) == ""
+
+
+@pytest.mark.parametrize(
     ("given", "meant"), [("MSE", "mse"), ("ReLU", "ReLU6"), ("acc", "accuracy"), ("Adam", "adam")]
 )
 def test_case_and_short_forms_are_understood(given: str, meant: str) -> None:

@@ -334,7 +334,7 @@ def test_a_state_without_averages_begins_them_with_the_weights(replicas: int) ->
         (lambda: optim.SGD(ema_momentum=1.0), "ema_momentum is a finite number"),
         (lambda: optim.SGD(groups={}), "groups is a function"),  # type: ignore[arg-type]
         (lambda: optim.SGD(clip_nrm=1.0), "did you mean 'clip_norm'"),  # type: ignore[call-arg]
-        (lambda: optim.get("nadam"), "there are adagrad"),
+        (lambda: optim.get("nadam"), r"there are adagrad[^;]*$"),
         (lambda: optim.serialize(optim.SGD(groups=lambda _: {})), "as a function with a name"),
     ],
 )
