@@ -17,7 +17,7 @@ SHARDED, SAME = "sharded", "same"
 
 @dataclass(frozen=True, slots=True)
 class FitOptions:
-    """The options of `Model.fit`, which says what they mean."""
+    """The options of `fit`; `Model.fit` describes them."""
 
     batch_size: int | None = None
     epochs: int = 1

@@ -167,7 +167,7 @@ class Queues:
         return there
 
     def begin(self) -> None:
-        """Order a step after earlier ones, and release what they have finished with."""
+        """Order this step after earlier ones; release the arrays that they no longer use."""
         self._kept = []
         for stream in self._streams.values():
             stream.let_go()

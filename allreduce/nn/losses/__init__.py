@@ -130,7 +130,11 @@ def _is_hashable(value: Any) -> bool:
 
 
 def get(identifier: Any) -> Callable[[Any, Any], Tensor]:
-    """Return a loss by name; return a function or Loss unchanged."""
+    """Return a loss by name; return a function or Loss unchanged.
+
+    Raises:
+        UsageError: The name is unknown; the message lists the existing ones.
+    """
     if isinstance(identifier, str):
         if identifier in _BY_CLASS:
             return _BY_CLASS[identifier]
@@ -146,7 +150,11 @@ def get(identifier: Any) -> Callable[[Any, Any], Tensor]:
 
 
 def serialize(loss: Callable[[Any, Any], Tensor]) -> dict[str, Any]:
-    """Describe a loss as plain data."""
+    """Describe a loss as plain data.
+
+    Raises:
+        UsageError: It is a user's object without `get_config`.
+    """
     kinds = (Loss, *(row.kind for row in ROWS.values()))
     if not isinstance(loss, Loss) or type(loss) not in kinds:
         return objects.describe(loss, TABLE)
@@ -154,7 +162,11 @@ def serialize(loss: Callable[[Any, Any], Tensor]) -> dict[str, Any]:
 
 
 def deserialize(config: Any, custom: Mapping[str, Any]) -> Callable[[Any, Any], Tensor]:
-    """Find or make the loss that `serialize` described, one's own among `custom`."""
+    """Return the loss that `serialize` described; `custom` has the user's own by name.
+
+    Raises:
+        UsageError: It is neither the library's nor in `custom`.
+    """
     if isinstance(config, Mapping) and "loss" in config:
         function = objects.restore("loss", config["loss"], TABLE, custom)
         loss: Loss = objects.make(Loss, {"function": function, **(config.get("options") or {})})

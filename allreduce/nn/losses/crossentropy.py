@@ -1,8 +1,7 @@
 """Losses that compare distributions: cross-entropies, focal ones and the KL divergence.
 
 A softmax right before a cross-entropy is folded into one stable kernel inside of traced functions;
-probabilities from elsewhere are clipped to [1e-7, 1 - 1e-7], as Keras does. Shapes that do not fit
-each other raise a ShapeError.
+probabilities from elsewhere are clipped to [1e-7, 1 - 1e-7], as Keras does.
 """
 
 from __future__ import annotations
@@ -31,6 +30,9 @@ def categorical_crossentropy(
         from_logits: Whether `y_pred` are logits instead of probabilities.
         label_smoothing: How much of each row is spread evenly over all classes, from 0 to 1
             (Szegedy et al. 2016, section 7).
+
+    Raises:
+        ShapeError: The shapes differ.
     """
     truth, prediction = same_shape("categorical_crossentropy", y_true, y_pred)
     truth = _with_label_smoothing("categorical_crossentropy", truth, label_smoothing)
@@ -52,6 +54,9 @@ def sparse_categorical_crossentropy(
         from_logits: Whether `y_pred` are logits instead of probabilities.
         ignore_class: The class number of positions that count nothing, such as padding. A sequence
             averages over its other positions, and counts 0 if there are none; any integer will do.
+
+    Raises:
+        ShapeError: The shapes do not fit together.
     """
     prediction = as_tensor(y_pred)
     labels = class_numbers("sparse_categorical_crossentropy", as_tensor(y_true), prediction)
@@ -85,6 +90,9 @@ def categorical_focal_crossentropy(
     """As `categorical_crossentropy`, with each class's term times alpha (1 - p)^gamma.
 
     Well-predicted samples count little (Lin et al. 2017, section 3).
+
+    Raises:
+        ShapeError: The shapes differ.
     """
     name = "categorical_focal_crossentropy"
     truth, prediction = same_shape(name, y_true, y_pred)
@@ -104,6 +112,9 @@ def binary_crossentropy(
         y_pred: Of the same shape: the probability of 1.
         from_logits: Whether `y_pred` are logits, before a sigmoid.
         label_smoothing: Moves labels towards 1/2: 0 becomes half of it.
+
+    Raises:
+        ShapeError: The shapes differ.
     """
     truth, prediction = same_shape("binary_crossentropy", y_true, y_pred)
     smoothing = check_fraction("binary_crossentropy", label_smoothing)
@@ -129,6 +140,9 @@ def binary_focal_crossentropy(
         gamma: How little well-predicted samples count (Lin et al. 2017, section 3.2).
         from_logits: Whether `y_pred` are logits.
         label_smoothing: As `binary_crossentropy` has it.
+
+    Raises:
+        ShapeError: The shapes differ.
     """
     truth, prediction = same_shape("binary_focal_crossentropy", y_true, y_pred)
     smoothing = check_fraction("binary_focal_crossentropy", label_smoothing)
@@ -145,6 +159,9 @@ def kl_divergence(y_true: Any, y_pred: Any) -> Tensor:
     """Return the sum of y_true log(y_true / y_pred): `(batch, classes)` twice to `(batch,)`.
 
     Both are clipped to [1e-7, 1] (Kullback and Leibler 1951).
+
+    Raises:
+        ShapeError: The shapes differ.
     """
     truth, prediction = same_shape("kl_divergence", y_true, y_pred)
     truth, prediction = ops.clip(truth, EPSILON, 1), ops.clip(prediction, EPSILON, 1)
@@ -176,7 +193,11 @@ def _logs(prediction: Tensor) -> Tensor:
 
 
 def class_numbers(name: str, y_true: Tensor, y_pred: Tensor) -> Tensor:
-    """Return the labels as integers of the predictions' shape without the classes."""
+    """Return the labels as integers of the predictions' shape without the classes.
+
+    Raises:
+        ShapeError: They are not one label per prediction.
+    """
     if y_pred.ndim and y_true.ndim == y_pred.ndim and y_true.shape[-1] == 1:
         y_true = ops.squeeze(y_true, axis=-1)
     if not y_pred.ndim or y_true.shape != y_pred.shape[:-1]:

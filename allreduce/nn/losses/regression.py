@@ -1,7 +1,4 @@
-"""Losses that compare values: `(batch, n)` twice to `(batch,)`.
-
-Two shapes that differ raise a ShapeError; they are never broadcast against each other.
-"""
+"""Losses that compare values: `(batch, n)` twice to `(batch,)`."""
 
 from __future__ import annotations
 
@@ -19,13 +16,20 @@ def mean_squared_error(y_true: Any, y_pred: Any) -> Tensor:
     Args:
         y_true: `(batch, n)`, or `(batch,)` with predictions of that shape.
         y_pred: Of the same shape.
+
+    Raises:
+        ShapeError: The shapes differ; they are never broadcast against each other.
     """
     truth, prediction = same_shape("mean_squared_error", y_true, y_pred)
     return mean_of_last(ops.square(ops.subtract(prediction, truth)))
 
 
 def mean_absolute_error(y_true: Any, y_pred: Any) -> Tensor:
-    """Average the absolute differences along the last axis: `(batch, n)` twice to `(batch,)`."""
+    """Average the absolute differences along the last axis: `(batch, n)` twice to `(batch,)`.
+
+    Raises:
+        ShapeError: The shapes differ.
+    """
     truth, prediction = same_shape("mean_absolute_error", y_true, y_pred)
     return mean_of_last(ops.absolute(ops.subtract(prediction, truth)))
 
@@ -55,6 +59,9 @@ def hinge(y_true: Any, y_pred: Any) -> Tensor:
     Args:
         y_true: -1 or 1; a 0 counts as -1.
         y_pred: Scores of the same shape.
+
+    Raises:
+        ShapeError: The shapes differ.
     """
     truth, prediction = same_shape("hinge", y_true, y_pred)
     signs = ops.where(ops.equal(truth, 0), -1.0, truth)
@@ -65,6 +72,9 @@ def cosine_similarity(y_true: Any, y_pred: Any) -> Tensor:
     """Return minus the cosine of the angle between two vectors: `(batch, n)` twice to `(batch,)`.
 
     -1 where they point the same way, 0 where one is a vector of zeros.
+
+    Raises:
+        ShapeError: The shapes differ.
     """
     truth, prediction = same_shape("cosine_similarity", y_true, y_pred)
     return ops.negative(ops.sum(_unit(truth) * _unit(prediction), axis=-1))

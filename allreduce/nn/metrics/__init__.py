@@ -123,6 +123,9 @@ def get(identifier: Any, loss: Any = None) -> tuple[str, Measure]:
     Args:
         identifier: A name, a Metric, or a function (y_true, y_pred).
         loss: The loss beside it, which says what "accuracy" means.
+
+    Raises:
+        UsageError: The name is unknown; the message lists the existing ones.
     """
     if isinstance(identifier, str):
         if identifier in ("accuracy", "acc"):
@@ -159,7 +162,11 @@ def direction_of(metric: Metric) -> str | None:
 
 
 def serialize(identifier: Any) -> Any:
-    """Describe what `get` was given as plain data: a name is itself."""
+    """Describe an identifier of `get` as plain data; a name describes itself.
+
+    Raises:
+        UsageError: It is a user's object without `get_config`.
+    """
     if isinstance(identifier, str):
         return identifier
     if isinstance(identifier, losses.Loss):
@@ -175,7 +182,11 @@ def serialize(identifier: Any) -> Any:
 
 
 def deserialize(config: Any, custom: Mapping[str, Any]) -> Any:
-    """Find what `serialize` described, one's own among `custom`, for `get`."""
+    """Return the identifier that `serialize` described; `custom` has the user's own by name.
+
+    Raises:
+        UsageError: It is neither the library's nor in `custom`.
+    """
     if isinstance(config, str):
         return config
     if isinstance(config, Mapping) and "loss" in config:

@@ -47,17 +47,28 @@ def average_pool2d(
         size: The windows' height and width, as for `max_pool2d`.
         strides: Pixels from window to window, as for `max_pool2d`.
         padding: As for `max_pool2d`.
+
+    Raises:
+        ShapeError: The windows do not fit the images, or lie in the padding alone.
     """
     return _pool("average_pool2d", x, size, strides, padding)
 
 
 def global_average_pool2d(x: Any, keepdims: bool = False) -> Tensor:
-    """Average over height and width: `(batch, height, width, channels)` to `(batch, channels)`."""
+    """Average over height and width: `(batch, height, width, channels)` to `(batch, channels)`.
+
+    Raises:
+        ShapeError: `x` does not have four axes.
+    """
     return mean(_images("global_average_pool2d", x), axis=(1, 2), keepdims=keepdims)
 
 
 def global_max_pool2d(x: Any, keepdims: bool = False) -> Tensor:
-    """Take the largest over height and width, by channel."""
+    """Take the largest over height and width: the shapes are those of `global_average_pool2d`.
+
+    Raises:
+        ShapeError: `x` does not have four axes.
+    """
     return largest(_images("global_max_pool2d", x), axis=(1, 2), keepdims=keepdims)
 
 
