@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import count
 from os import PathLike
 from pathlib import Path
 
 import numpy as np
 from allreduce.strategies.multi_worker import MultiWorkerMirroredStrategy
-from allreduce.strategies.server_table import ServerTables
+from allreduce.strategies.server_table import ServerTable, ServerTables
 
 from allreduce import settings
 from allreduce.cluster.spec import ClusterSpec
@@ -65,7 +66,8 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
         folder = None if checkpoint is None else str(Path(checkpoint).absolute())
         every = integer("checkpoint_every", checkpoint_every, 1)
         self._servers = connect_all(cluster, task, read.secret or b"", self.timeout)
-        self._tables = ServerTables(
+        new = partial(
+            ServerTable,
             self._servers,
             task=task,
             is_chief=self.is_chief,
@@ -73,6 +75,7 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
             checkpoint=(folder, every),
             turn=str(next(_made)),
         )
+        self._tables = ServerTables(new)
         self.make_table = self._tables.make
         # Higher than those of a job that has used the servers before.
         now = np.asarray([time.time_ns() // 1_000_000], np.int64)

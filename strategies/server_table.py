@@ -281,20 +281,14 @@ class ServerTable:
 
 
 class ServerTables:
-    """The tables of a strategy; the arguments are those of each `ServerTable`."""
+    """The tables of a strategy.
 
-    def __init__(
-        self,
-        servers: Sequence[ParameterServer],
-        *,
-        task: str,
-        is_chief: bool,
-        timeout: float,
-        checkpoint: tuple[str | None, int],
-        turn: str,
-    ) -> None:
-        self._servers, self._task, self._is_chief = servers, task, is_chief
-        self._timeout, self._checkpoint, self._turn = timeout, checkpoint, turn
+    Args:
+        new: Makes a table, as `ServerTable` does, by its name, shape, dtype and initial values.
+    """
+
+    def __init__(self, new: Callable[..., ServerTable]) -> None:
+        self._new = new
         self._made: dict[Variable, ServerTable] = {}  # by the variable in their place
 
     def make(
@@ -314,14 +308,7 @@ class ServerTables:
             block: Returns the initial values of a block of rows, by its number and size.
             anchor: The variable in its place, which an optimizer changes.
         """
-        made = self._made[anchor] = ServerTable(
-            *(self._servers, name, shape, dtype, block),
-            task=self._task,
-            is_chief=self._is_chief,
-            timeout=self._timeout,
-            checkpoint=self._checkpoint,
-            turn=self._turn,
-        )
+        made = self._made[anchor] = self._new(name, shape, dtype, block)
         return made
 
     def of(self, variables: Iterable[Variable]) -> list[ServerTable]:

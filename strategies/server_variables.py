@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from allreduce.strategies.arena_link import ArenaLink
 from allreduce.strategies.server_options import ServerOptions
 from allreduce.strategies.server_state import ServerState, assigned_variables
-from allreduce.strategies.server_table import ServerTables
+from allreduce.strategies.server_table import ServerTable, ServerTables
 
 from allreduce.graph.replicate.compiled import Compiled
 from allreduce.graph.update.arena_plan import ArenaPlan
@@ -46,7 +47,7 @@ class ServerVariables:
         self._common: dict[str, Any] = {"task": task, "is_chief": is_chief, "timeout": timeout}
         self._common["checkpoint"] = options.checkpoint, options.checkpoint_every
         self._links: dict[int, ArenaLink] = {}  # by id of the plan
-        self.tables = ServerTables(servers, **self._common, turn=str(number))
+        self.tables = ServerTables(partial(ServerTable, servers, **self._common, turn=str(number)))
         self._states: list[ServerState] = []
         self.assigned = False
 
