@@ -24,7 +24,7 @@ using tcp::Request;
 using tcp::Work;
 
 constexpr auto kSignals = std::chrono::milliseconds(50);
-constexpr double kMaxFusedOps = 1e9;         // seconds that a wait may last: 30 years
+constexpr double kLongestWait = 1e9;         // seconds that a wait may last: 30 years
 constexpr std::uint64_t kLeastElement = 16;  // bytes: a chunk holds one of any type
 
 // The member whose objects live on the engine's thread.
@@ -85,7 +85,7 @@ std::shared_ptr<Work> start(const Handle& handle, const nb::tuple& words, nb::by
 
 tcp::Clock::time_point after(double seconds) {
   // Compared before it is converted: it may be any number, or none.
-  const double sane = seconds < kMaxFusedOps ? std::max(seconds, 0.0) : kMaxFusedOps;
+  const double sane = seconds < kLongestWait ? std::max(seconds, 0.0) : kLongestWait;
   return tcp::Clock::now() +
          std::chrono::duration_cast<tcp::Clock::duration>(std::chrono::duration<double>(sane));
 }
