@@ -90,14 +90,22 @@ def _prefix() -> str:
 
     Network file systems may keep locks on each host, where others do not see them.
     """
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # /proc is hidden
+        boot = "unknown boot"
     host = hashlib.sha256(f"{socket.gethostname()}/{boot}".encode()).hexdigest()
     return f"{_PREFIX}{host[:16]}-"
 
 
 def _umask() -> int:
-    # Not os.umask, which would change it for a moment, also of the files that other threads make.
-    return int(Path("/proc/self/status").read_text().split("Umask:")[1].split()[0], 8)
+    try:
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("Umask:")[1].split()[0], 8)
+    except (OSError, IndexError):  # /proc is hidden, or Linux is older than 4.7
+        mask = os.umask(0o077)  # for a moment also of the files that other threads make
+        os.umask(mask)
+        return mask
 
 
 def _sync_folder(folder: Path) -> None:

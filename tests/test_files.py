@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from allreduce import files
 from tests.harness import script_of
 
@@ -79,3 +81,28 @@ def test_a_name_of_the_greatest_length_is_written(tmp_path: Path) -> None:
     files.replace(path, b"whole")
     assert os.listdir(tmp_path) == [path.name]
     assert path.stat().st_mode & 0o777 == 0o666 & ~files._umask()
+
+
+def save_without_proc(path: str) -> None:
+    import ctypes
+    import os
+    from pathlib import Path
+
+    from allreduce import files
+
+    libc = ctypes.CDLL(None)
+    if libc.unshare(0x20000) or libc.mount(b"none", b"/", None, 0x44000, None):
+        print("not root")
+        return
+    assert libc.mount(b"none", b"/proc", b"tmpfs", 0, None) == 0
+    os.umask(0o027)
+    files.replace(Path(path), b"whole")
+    print(oct(os.stat(path).st_mode & 0o777))
+
+
+def test_a_file_is_written_where_proc_is_hidden(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", script_of(save_without_proc, str(tmp_path / "model"))]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    if result.stdout == "not root\n":
+        pytest.skip("only root may hide /proc from a process of its own")
+    assert result.stdout == "0o640\n", result

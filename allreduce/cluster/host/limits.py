@@ -15,6 +15,7 @@ from allreduce.errors import JoinError
 _LEADER_FILES = 10  # opened by gRPC and its event loops to listen
 CHANNEL_FILES = 5  # opened by gRPC to call a leader
 _STRANGERS_PART = 0.25  # of the remaining files: a group needs some for each member
+_MAX_PROBED = 2**16  # descriptors tried one by one if there is no /proc
 _SPARE = 8  # for short-lived ones: listeners, strangers, files being passed
 
 
@@ -54,9 +55,13 @@ def _left(most: int) -> float:
 
 
 def opened() -> list[int]:
-    """List the open descriptors."""
-    # The listing's own is closed by now.
-    return [fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_open(fd)]
+    """List the open descriptors, also without /proc."""
+    try:  # includes the listing's own, closed by now
+        return [fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_open(fd)]
+    except FileNotFoundError:
+        return list(
+            filter(_is_open, range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _MAX_PROBED)))
+        )
 
 
 def _is_open(fd: int) -> bool:

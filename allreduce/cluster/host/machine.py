@@ -50,8 +50,19 @@ def process_state(pid: int) -> str:
         with open(f"/proc/{pid}/stat") as stat:
             letter = stat.read().rpartition(")")[2].split()[0]
     except OSError:
-        letter = "X"
+        return f"process {pid}" if _exists(pid) else f"process {pid} is dead"
     return f"process {pid} {STATES.get(letter, 'is alive')}"
+
+
+def _exists(pid: int) -> bool:
+    """Return whether the process exists, also if /proc is hidden."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        pass
+    return True
 
 
 def children(pid: int) -> list[int]:

@@ -58,7 +58,10 @@ def check(environ: Mapping[str, str]) -> None:
 
 def _environment_at_start() -> dict[str, str]:
     """Return the environment at exec; a fork does not change it."""
-    words = Path("/proc/self/environ").read_bytes().decode(errors="replace").split("\0")
+    try:
+        words = Path("/proc/self/environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:  # /proc is hidden
+        return {}
     return {name: value for name, _, value in (word.partition("=") for word in words)}
 
 

@@ -1,4 +1,4 @@
-"""Hosts without a loopback interface."""
+"""Hosts that lack something: /proc, a loopback interface."""
 
 from __future__ import annotations
 
@@ -19,6 +19,18 @@ SHOW = "world.exchange('end', b'', 20)\nprint('joined')"  # after joining
 def launched(script: Write, *before: str) -> Result:
     """Run two ranks by a command that is put before the launcher's."""
     return run([*before, *LAUNCH, "-n", "2", str(script(SHOW))], deadline=25)
+
+
+def test_a_host_without_proc_has_files_to_open(script: Write) -> None:
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("needs root and util-linux's unshare, to hide /proc")
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
+        pytest.skip("needs mount namespaces")
+    result = launched(
+        script, "unshare", "-m", "bash", "-c", 'mount -t tmpfs none /proc && exec "$@"', "hidden"
+    )
+    assert "file descriptors" not in result.err, result
+    assert (result.code, result.out.count("joined")) == (0, 2), result
 
 
 @pytest.fixture
