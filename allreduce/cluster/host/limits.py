@@ -1,7 +1,8 @@
-"""Check this process's limit on open files before they are needed.
+"""Check this process's limits on open files and address space before they are needed.
 
 A process that runs out of descriptors midway leaves the others waiting, or does not receive a file
-passed to it, and gRPC aborts or crashes.
+passed to it, and gRPC aborts or crashes. If `ulimit -v` leaves too little for a thread, gRPC
+aborts without a message, or does not connect.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import resource
+from pathlib import Path
 
 from allreduce.errors import JoinError
 
@@ -84,3 +86,44 @@ def check_files(needed: int, purpose: str) -> None:
     """
     if short := shortage(needed):
         raise JoinError(f"{purpose}: {short}")
+
+
+CHANNEL_THREADS = 4  # gRPC's and ours, to call a leader
+_LEADER_THREADS = 7  # to host one, besides gRPC's pool: a thread per core
+_POOL = range(2, 17)  # sizes of that pool
+_ARENA = 64 * 2**20  # bytes that glibc's malloc reserves per thread
+_STACK = 8 * 2**20  # bytes per thread, if its limit is infinite
+
+
+def leader_threads() -> int:
+    """Return how many threads a group leader starts."""
+    cores = os.cpu_count() or _POOL[0]
+    return _LEADER_THREADS + min(max(cores, _POOL[0]), _POOL[-1])
+
+
+def check_address_space(threads: int, purpose: str) -> None:
+    """Raise if the address space is too small for more threads.
+
+    Args:
+        threads: How many will be started.
+        purpose: The rank and its purpose: "[cluster] rank 0: cannot call the group leader".
+
+    Raises:
+        JoinError: Too little remains.
+    """
+    most, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if most == resource.RLIM_INFINITY:
+        return
+    try:
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except OSError:  # no /proc: unknown
+        return
+    stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    needed = threads * (_ARENA + (_STACK if stack == resource.RLIM_INFINITY else stack))
+    if most - mapped < needed:
+        raised = "raise it with ulimit -v" if hard != most else "have its administrator raise it"
+        raise JoinError(
+            f"{purpose}: gRPC's threads need {needed >> 20} MiB of address space, but "
+            f"{max(0, most - mapped) >> 20} MiB are left of the {most >> 20} MiB that ulimit -v "
+            f"allows; {raised}"
+        )

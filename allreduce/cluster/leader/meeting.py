@@ -82,6 +82,7 @@ class Meeting:
             check_loopback(address)
         wanted = f"[cluster] rank {self.rank}: cannot call the group leader"
         limits.check_files(limits.CHANNEL_FILES, wanted)
+        limits.check_address_space(limits.CHANNEL_THREADS, wanted)
         channel, job = self._connect()
         store = LeaderStore(channel, self.rank, self.whereabouts, self.hosted)
         try:

@@ -61,6 +61,7 @@ class Leader:
         wanted = f"[cluster] no group leader of {size} ranks can listen at {address}"
         check_loopback(address)
         limits.check_files(limits.leader_files(size), wanted)
+        limits.check_address_space(limits.leader_threads(), wanted)
         self._strangers = limits.max_unproven_connections(STRANGERS)
         self.size, self.secret, self.silence = size, secret, longest_silence(timeout)
         self.generation = generation

@@ -1,4 +1,4 @@
-"""Hosts that lack something: /proc, a loopback interface."""
+"""Hosts that lack something: address space, /proc, a loopback interface."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ SHOW = "world.exchange('end', b'', 20)\nprint('joined')"  # after joining
 def launched(script: Write, *before: str) -> Result:
     """Run two ranks by a command that is put before the launcher's."""
     return run([*before, *LAUNCH, "-n", "2", str(script(SHOW))], deadline=25)
+
+
+def test_too_little_address_space_is_told(script: Write) -> None:
+    result = launched(script, "bash", "-c", 'ulimit -v 300000; exec "$@"', "limit")
+    assert result.code == 1, result
+    assert "MiB of address space" in result.err, result
+    assert "ulimit -v allows" in result.err, result
 
 
 def test_a_host_without_proc_has_files_to_open(script: Write) -> None:
