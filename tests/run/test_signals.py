@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
@@ -153,26 +152,3 @@ def test_user_signals_reach_the_ranks_and_end_nothing(script: Write) -> None:
             process.signal(number)
             assert {process.line() for _ in range(2)} == {f"[0] {number:d}", f"[1] {number:d}"}
         assert process.finish(10).code == 0
-
-
-def test_a_stopped_launcher_stops_its_ranks_until_it_goes_on(script: Write) -> None:
-    path = script("import os, time\nos.write(1, b'%d\\n' % os.getpid())\ntime.sleep(60)")
-    with running([*LAUNCH, "-n", "1", str(path)]) as process:
-        rank = int(process.line().split()[1])
-        process.signal(signal.SIGTSTP)
-        assert wait_state((process.pid, rank), "T") == "TT"
-        process.signal(signal.SIGCONT)
-        assert wait_state((process.pid, rank), "S") == "SS"
-        process.signal(signal.SIGTERM)
-        assert process.finish(10).code == 128 + signal.SIGTERM
-
-
-def wait_state(pids: tuple[int, ...], state: str) -> str:
-    """Wait at most 3 s until all processes are in a state; returns the states."""
-    for _ in range(150):
-        stats = [Path(f"/proc/{pid}/stat").read_text() for pid in pids]
-        states = "".join(stat.rpartition(")")[2].split()[0] for stat in stats)
-        if set(states) == {state}:
-            break
-        time.sleep(0.02)
-    return states

@@ -65,6 +65,17 @@ def _exists(pid: int) -> bool:
     return True
 
 
+def debugger_of_ended(pid: int) -> int:
+    """Return the debugger that keeps a dead process from being reaped; 0 if none does."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:  # it is gone, or hidden from us
+        return 0
+    status = dict(line.split(":", 1) for line in lines)
+    dead = status["State"].split()[0] == "Z"
+    return int(status["TracerPid"]) if dead else 0
+
+
 def children(pid: int) -> list[int]:
     """List a process's children; none if it has ended, or is hidden."""
     found: list[int] = []

@@ -1,6 +1,6 @@
 """The launcher's processes: fork early, start later, end together, leave none behind.
 
-Also for watching them: signals as a pollable file.
+Also for watching them: signals as a pollable file, and the detection of stopped ranks.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from types import FrameType
 from typing import NoReturn
 
 from allreduce import openblas
+from allreduce.cluster.host.machine import STATES, STOPPED, process_state
 from allreduce.cluster.host.process_ancestry import MARKER
 from allreduce.cluster.process.exit_hooks import INTERRUPTED
 from allreduce.settings import PREFIX
@@ -69,6 +70,11 @@ class Child:
         self.ending = True
         self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)
+
+    @property
+    def debugged(self) -> bool:
+        """Whether a debugger has stopped it, so that only SIGKILL has an effect."""
+        return process_state(self.pid).endswith(STATES["t"])
 
     @property
     def exit_text(self) -> str:
@@ -209,3 +215,22 @@ class Signals:
 
     def _catch(self, number: int, _: FrameType | None) -> None:
         self._caught.append(signal.Signals(number))
+
+
+class StoppedRanks:
+    """Reports ranks that a signal or a debugger has stopped: they look like ranks at work."""
+
+    def __init__(self, children: Sequence[Child]) -> None:
+        self._children = children
+        self._seen = self._reported = ""
+
+    def report(self) -> str:
+        """Return a message, once, when two looks in a row found the same stopped ranks."""
+        living = [child for child in self._children if child.code is None]
+        states = [(child.rank, process_state(child.pid)) for child in living]
+        found = ", ".join(f"rank {rank} ({state})" for rank, state in states if STOPPED in state)
+        settled, self._seen = found == self._seen, found
+        if not settled or found == self._reported:
+            return ""
+        self._reported = found
+        return found and f"waiting for {found}"

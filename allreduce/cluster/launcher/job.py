@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 from allreduce import settings
 from allreduce.cluster.host import limits
 from allreduce.cluster.host.address import LOOPBACK
+from allreduce.cluster.host.machine import debugger_of_ended
 from allreduce.cluster.launcher.children import (
     FILES,
     NO_LEADER,
     Child,
     Signals,
+    StoppedRanks,
     environment,
     spawn,
 )
@@ -37,6 +39,8 @@ _BLAME_SECONDS = 0.1  # after a rank's end, until the leader knows whose connect
 _NOTICE_SECONDS = 1.5
 _PROGRESS_SECONDS = 3.0  # until ranks that are still ending are named
 _UNREAD_SECONDS = 1.5  # for the output to be read, after a signal and the last rank's end
+_HELD_SECONDS = 0.2  # after SIGKILL, until looking for a debugger that holds a dead rank
+_POLL_SECONDS = 1.5  # between looks for stopped ranks; the second one reports them
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # they end the job
 _HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # passed to the ranks unchanged
 _PAUSING = (signal.SIGTSTP, signal.SIGCONT)
@@ -69,6 +73,8 @@ class Job:
         self._known = 0.0  # when the leader will know whose connection broke
         self._culprit: Child | None = None  # the rank that was reported
         self._buried = False  # whether other ranks may have written after that report
+        self._waited_for = False  # whether ranks have ended, or wait for others
+        self._stopped: StoppedRanks | None = None  # from then on
         self._leader: Leader | None = None
 
     def _spawn(self, rank: int) -> Child:
@@ -100,7 +106,7 @@ class Job:
         from allreduce.cluster.leader.service import Leader
 
         timeout = settings.load().timeout
-        logger.addHandler(LogForwarder(self._tell))
+        logger.addHandler(LogForwarder(self._forward_warning))
         logger.propagate = False
         self._leader = Leader(f"{LOOPBACK}:0", self._size, self._secret.encode(), timeout)
         return self._leader.address.encode()
@@ -139,6 +145,8 @@ class Job:
             if child.reap():
                 self._note_end(child)
         self._stop_waiting_for_readers()
+        if self._waited_for:
+            self._begin_to_look()
         for sink in (self._out, self._err):
             sink.flush()
             if sink.broken and self._stop is None:  # as if it had killed us: no reader is left
@@ -150,9 +158,14 @@ class Job:
 
     def _note_end(self, child: Child) -> None:
         """Write the rest of its output, and inform the leader and the log of its end."""
-        self._finish_output(child)
-        if child.code == 0 and self._leader is not None:
-            self._leader.end(child.rank, child.pid)
+        for source in {child.stdout, child.stderr} & self._relays.keys():
+            self._relays[source].drain()
+            self._relays[source].ended = True
+            self._forget_ended(source)
+        if child.code == 0:
+            if self._leader is not None:
+                self._leader.end(child.rank, child.pid)
+            self._waited_for = True
         if child.code and not child.ending:
             if not self._failed and self._stop is None:
                 self._end_after(self._grace)
@@ -166,6 +179,24 @@ class Job:
             self._relays[source].drain()
             self._relays[source].ended = True
             self._forget_ended(source)
+
+    def _forward_warning(self, text: str) -> None:
+        """Forward the leader's warnings about ranks that have not joined."""
+        self._waited_for = True
+        self._tell(text)
+
+    def _begin_to_look(self) -> None:
+        if self._stopped is None and not self._failed and self._stop is None:
+            self._stopped = StoppedRanks(self._children)
+            self._after(_POLL_SECONDS, self._look)
+
+    def _look(self) -> None:
+        """Report ranks that are stopped while others wait for them, which would go unseen."""
+        assert self._stopped is not None, "some wait"
+        text = self._stopped.report()
+        if text:
+            self._tell(text)
+        self._after(_POLL_SECONDS, self._look)
 
     def _forget_ended(self, source: int) -> None:
         if self._relays[source].ended:
@@ -260,7 +291,7 @@ class Job:
             self._after(_PROGRESS_SECONDS, self._tell_progress)
 
     def _end_unaware(self) -> None:
-        """Send SIGTERM to the ranks that do not end.
+        """Send SIGTERM to the ranks that do not end, and SIGKILL to ranks that a debugger stops.
 
         Ranks that have left, are ending, or have learnt of a failure and may be saving, have
         reported that to the leader.
@@ -273,6 +304,11 @@ class Job:
             for child in self._children:
                 if child.rank not in aware:
                     child.end()
+        held = [child for child in self._children if child.code is None and child.debugged]
+        for child in held:
+            child.signal(signal.SIGKILL)
+        if held:
+            self._after(_HELD_SECONDS, self._let_go)
 
     def _aware(self) -> set[int]:
         """Return the ranks that end by themselves, or may."""
@@ -308,6 +344,23 @@ class Job:
     def _kill(self) -> None:
         self._blame(last=True)
         self._send(signal.SIGKILL)
+        self._after(_HELD_SECONDS, self._let_go)
+
+    def _let_go(self) -> None:
+        """Stop waiting for dead processes that a debugger holds: they end when it continues."""
+        living = [child for child in self._children if child.code is None]
+        for child in living:
+            debugger = debugger_of_ended(child.pid)
+            if debugger:
+                child.code = 128 + signal.SIGKILL
+                self._tell(
+                    f"{child.name} (process {child.pid}) is dead, but process {debugger}, "
+                    "which debugs it, has not let it go"
+                )
+                self._note_end(child)
+        self._err.flush()  # there may be no other turn
+        if any(child.code is None for child in living):
+            self._after(_HELD_SECONDS, self._let_go)
 
     def _send(self, number: signal.Signals) -> None:
         for child in self._children:

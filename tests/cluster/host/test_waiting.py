@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import sys
 import uuid
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from allreduce.cluster.host import waiting
-from tests.cluster.processes import free_address, mpirun, run, run_together
+from tests.cluster.processes import free_address, mpirun, run, run_together, running
 from tests.cluster.resolvers.test_explicit import said
 from tests.cluster.resolvers.test_slurm import task
 
@@ -101,3 +103,21 @@ def test_the_launcher_says_it_among_its_own_lines(tmp_path: Path) -> None:
     assert result.code == 0, result.err
     (line,) = warnings(result.err)
     assert line.startswith("[allreduce.run] waiting for rank 1 of 2 to join; every rank has to")
+
+
+def test_the_launcher_says_that_a_rank_is_stopped_before_it_has_joined(tmp_path: Path) -> None:
+    stop = "import os, signal\nif os.environ['ALLREDUCE_RANK'] == '1': "
+    stop += "print(os.getpid(), flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
+    launch = "from allreduce.cluster.host import waiting\nwaiting.WARN_SECONDS = 0.3\n"
+    launch += "from allreduce.cluster.launcher import job\n"
+    launch += "job._POLL_SECONDS = 0.05\nfrom allreduce.run import app\napp()"
+    command = [sys.executable, "-c", launch, "-n", "2", str(script(tmp_path, stop))]
+    with running(command) as process:
+        pid = int(process.line().split()[1])
+        line = ""
+        while "is stopped" not in line:
+            line = process.error_line()
+        state = f"process {pid} is stopped, by a signal: kill -CONT lets it go on"
+        assert line == f"[allreduce.run] waiting for rank 1 ({state})"
+        os.kill(pid, signal.SIGCONT)
+        assert process.finish(10).code == 0
