@@ -33,10 +33,13 @@ class LeaderChannel:
         self.address, self._silence = address, silence
         self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         forks.hold(self)
-        if not self._reached(patience):
+        try:
+            if not self._reached(patience):
+                raise ConnectionError(unresolved(address) or f"nothing answers at {address}")
+        except BaseException:  # Ctrl-C, too: left open, it keeps the interpreter from ending
             self._channel.close()
             forks.release(self)
-            raise ConnectionError(unresolved(address) or f"nothing answers at {address}")
+            raise
         forks.hold(self)  # again: the name may not have resolved before
         self.greetings: queue.SimpleQueue[pb.ToMember | None] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[pb.FromMember | None] = queue.SimpleQueue()

@@ -1,15 +1,28 @@
-"""Connections to the group leader, and to a cluster's task, have to survive a stopped client."""
+"""Connections to the group leader, and to a cluster's task: stopped clients, and interrupts."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
+import sys
+import time
 
 import allreduce as ar
 from allreduce.cluster.leader.channel import LeaderChannel
 from allreduce.cluster.leader.service import Leader
+from tests.cluster.processes import running
+from tests.harness import free_port
 from tests.server.clusters import serving
+
+_MEMBER = """
+import sys
+import grpc
+import allreduce as ar
+print("ready", flush=True)
+ar.init(rank=1, size=2, leader=sys.argv[1], secret="a secret", timeout=60)
+"""
 
 
 def user_timeouts(port: int) -> list[int]:
@@ -42,3 +55,16 @@ def test_no_connection_ends_for_a_session_that_does_not_read() -> None:
         address = server.cluster.address("worker", 0)
         with ar.Session(f"grpc://{address}"):
             assert user_timeouts(int(address.rpartition(":")[2])) == [0, 0]
+
+
+def test_ctrl_c_ends_a_program_that_waits_for_its_leader() -> None:
+    with contextlib.ExitStack() as stack:
+        command = (sys.executable, "-c", _MEMBER, f"127.0.0.1:{free_port()}")
+        members = [stack.enter_context(running(command)) for _ in range(5)]
+        for each in members:
+            assert each.line() == "ready"
+        time.sleep(0.3)  # gRPC tries to connect
+        for each in members:
+            each.signal(signal.SIGINT)
+        for each in members:
+            assert each.finish(15).code == -signal.SIGINT
