@@ -38,7 +38,8 @@ class ArenaStore:
         source: Where their first values came from, for messages.
         restored: Whether that was a checkpoint.
         every: After how many updates a checkpoint is due; 0 for never.
-        saved: The version of the latest checkpoint; 0 for none.
+        begun: The version of the latest checkpoint that was begun, written or not; 0 for none.
+        saved: The version of the latest one that is in a file; 0 for none.
         staleness: How many gradients were so many updates old when they were applied.
     """
 
@@ -51,7 +52,7 @@ class ArenaStore:
         self.has_values = False
         self.source, self.restored = "", False
         self.every = 0
-        self.saved = 0
+        self.begun = self.saved = 0
         self.staleness: Counter[int] = Counter()
         self._servers = servers
         self._sums: np.ndarray | None = None  # of the synchronous update that is under way
@@ -210,8 +211,8 @@ class ArenaStore:
 
     @property
     def is_due(self) -> bool:
-        """Whether so many updates have been done since the latest checkpoint."""
-        return self.every > 0 and self.version - self.saved >= self.every
+        """Whether so many updates have been done since the latest checkpoint was begun."""
+        return self.every > 0 and self.version - self.begun >= self.every
 
     def snapshot(self) -> tuple[dict[str, np.ndarray], int]:
         """Copy the parameters (as "parameters") and slots, and the version they belong to."""

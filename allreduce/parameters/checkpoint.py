@@ -155,12 +155,18 @@ class Writer:
         self._busy = threading.Lock()
         self._refused = ""  # why the latest file could not be written; said once
 
-    def start(self, path: Path, contents: Callable[[], Contents]) -> bool:
+    def start(
+        self,
+        path: Path,
+        contents: Callable[[], Contents],
+        written: Callable[[], None] = lambda: None,
+    ) -> bool:
         """Write a file, unless another one is being written.
 
         Args:
             path: The file.
             contents: Returns what to write, which must not change any more; called at once.
+            written: Called when the file is there; not if the system does not take it.
 
         Returns:
             Whether it will be written.
@@ -168,13 +174,21 @@ class Writer:
         if not self._busy.acquire(blocking=False):
             return False
         made = self._made(contents)
-        threading.Thread(target=self._write, args=(path, made), daemon=True).start()
+        threading.Thread(target=self._write, args=(path, made, written), daemon=True).start()
         return True
 
-    def write(self, path: Path, contents: Callable[[], Contents]) -> None:
-        """Write a file, after the one that is being written; blocks until it is."""
+    def write(
+        self,
+        path: Path,
+        contents: Callable[[], Contents],
+        written: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write a file, after the one that is being written; blocks until it is.
+
+        The arguments are those of `start`.
+        """
         self._busy.acquire()
-        self._write(path, self._made(contents))
+        self._write(path, self._made(contents), written)
 
     def _made(self, contents: Callable[[], Contents]) -> Contents:
         try:
@@ -183,9 +197,10 @@ class Writer:
             self._busy.release()
             raise
 
-    def _write(self, path: Path, contents: Contents) -> None:
+    def _write(self, path: Path, contents: Contents, written: Callable[[], None]) -> None:
         try:
             write(path, contents)
+            written()
             self._refused = ""
         except OSError as error:
             before, self._refused = self._refused, files.refusal(error)

@@ -238,7 +238,7 @@ class Stores:
         if store is not None and writer is not None:
             writer.wait()
             if store.version > store.saved:
-                writer.write(self._files[key], lambda: _contents(store))
+                writer.write(self._files[key], *_writing(store))
                 self._saved()
         return {}, ()
 
@@ -263,7 +263,7 @@ class Stores:
             store.add_slots([name for name in arrays if name != "parameters"])
         slots = {name: array for name, array in arrays.items() if name in store.slots}
         store.set(arrays["parameters"], slots, version)
-        store.saved = version
+        store.begun = store.saved = version
         store.source, store.restored = f"its checkpoint in {folder}", True
         logger.warning(
             "[parameter server] %s goes on from update %d, %s",
@@ -275,15 +275,21 @@ class Stores:
         writer = self._writers.get(key)
         if writer is None or not store.is_due:
             return
-        if writer.start(self._files[key], lambda: _contents(store)):
+        if writer.start(self._files[key], *_writing(store)):
             self._saved()
 
 
-def _contents(store: ArenaStore) -> Contents:
-    """Copy what a checkpoint of a store has."""
-    arrays, version = store.snapshot()
-    store.saved = version
-    return checkpoint.describe_part(store.part, arrays, version)
+def _writing(store: ArenaStore) -> tuple[Callable[[], Contents], Callable[[], None]]:
+    """Return what a `Writer` needs: what copies a store, and what notes that it is written."""
+
+    def contents() -> Contents:
+        arrays, store.begun = store.snapshot()
+        return checkpoint.describe_part(store.part, arrays, store.begun)
+
+    def written() -> None:  # before another one is begun
+        store.saved = store.begun
+
+    return contents, written
 
 
 _METHODS: Mapping[str, Callable[[Stores, Mapping[str, Any], Arrays], Reply]] = {

@@ -154,3 +154,18 @@ def test_assigned_values_are_in_the_checkpoint_once_saving_returns(tmp_path: Pat
     found = checkpoint.read(checkpoint.part_path(tmp_path, "key", 0, 1))
     assert found is not None
     assert (found.arrays["parameters"] == 3.0).all()
+
+
+def test_a_checkpoint_that_could_not_be_written_is_written_later(tmp_path: Path) -> None:
+    fields, values = registration(tmp_path)
+    service = TrainingJob()
+    service.call("a", "register", fields, values)
+    path = checkpoint.part_path(tmp_path, "key", 0, 1)
+    path.mkdir()  # in the file's place
+    service.call("a", "assign", {"store": "key", "seen": 0}, [values[0] + 2.0])
+    service.call("a", "save", {"store": "key"}, [])
+    path.rmdir()
+    service.close()
+    found = checkpoint.read(path)
+    assert found is not None
+    assert (found.arrays["parameters"] == 3.0).all()
