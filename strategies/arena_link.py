@@ -8,6 +8,7 @@ from zlib import crc32
 
 import numpy as np
 
+from allreduce.cluster.host.waiting import Wait
 from allreduce.errors import TimeoutError
 from allreduce.events import logger
 from allreduce.graph.update.arena_plan import ArenaPlan
@@ -98,10 +99,9 @@ class ArenaLink:
             self.plan.settle(self._arena)
             fields["slots"] = list(self._arena.slots)
             values += [self._part_of(each, part) for each in self._arena.slots.values()]
-        waited = 0.0
+        wait, awaited = Wait(self._timeout), f"the chief to initialise variables on {server.name}"
         while not (reply := server.call("register", fields, values)[0])["ready"]:
-            waited += 1.0
-            if waited >= self._timeout:
+            if not wait.has_time_left(awaited):
                 raise TimeoutError(
                     f"[parameter server] {self._task}: the chief has not initialised the variables "
                     f"on {server.name} within {self._timeout:g} s; is worker 0 running, and does "

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from allreduce.cluster.host.waiting import Wait
 from allreduce.errors import TimeoutError
 from allreduce.parameters.dealing import TRAIN, Answer
 from allreduce.parameters.row_ranges import FitSpec
@@ -65,10 +65,9 @@ class FitClient:
         fields = {"again": again, "known": [each for each, _ in self._known]}
         fields |= {"fit": self._number, "spec": self._spec.as_json(), "is_chief": self._is_chief}
         fields |= {"workers": self._workers, "task": self._name}
-        waited = 0.0
+        wait = Wait(self._timeout)
         while self._server.call("begin", fields, arrays)[0].get("wait"):
-            waited += 1.0
-            if waited >= self._timeout:
+            if not wait.has_time_left("the chief to call fit"):
                 raise TimeoutError(
                     f"[parameter server] {self._name}: the chief has not called fit (number "
                     f"{self._number % MOST_FITS}) within {self._timeout:g} s; run the same program "
@@ -82,7 +81,7 @@ class FitClient:
         arrays: Sequence[np.ndarray] = ()
         if done is not None:
             fields["done"], arrays = done
-        deadline = time.monotonic() + self._timeout
+        wait = Wait(self._timeout)
         while True:
             reply, found = self._server.call("next", fields, arrays)
             fields.pop("done", None)
@@ -91,7 +90,7 @@ class FitClient:
                 self._begin(again=True)
             elif reply["what"] != "wait":
                 break
-            elif time.monotonic() > deadline:
+            elif not wait.has_time_left("the parts of other workers"):
                 raise late(self._server, self._name, self._timeout)
         answer = Answer(reply.pop("what"), reply, list(found))
         self.taken = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
@@ -23,6 +22,7 @@ from allreduce.strategies.server_variables import ServerVariables
 
 from allreduce import settings
 from allreduce.cluster.host.address import split
+from allreduce.cluster.host.waiting import Wait
 from allreduce.devices import logical_devices
 from allreduce.devices.options import start_logging
 from allreduce.errors import UnsupportedError, UsageError, unknown_name
@@ -239,11 +239,11 @@ class ParameterServerStrategy(Strategy):
         fields = {"most": most, "again": False}
         tick = first.start("tick", fields)
         self._variables.push(links)
-        deadline = time.monotonic() + self.timeout
+        wait = Wait(self.timeout)
         reply, _ = first.finish(tick)
         while reply["ahead"]:
-            if time.monotonic() > deadline:
-                raise late(self._servers[0], self.name, self.timeout)
+            if not wait.has_time_left(f"workers that are more than {most} steps behind"):
+                raise late(first, self.name, self.timeout)
             reply, _ = first.call("tick", {**fields, "again": True})
 
     def _contribute(self, links: Sequence[ArenaLink]) -> None:
@@ -265,13 +265,13 @@ class ParameterServerStrategy(Strategy):
 
         If an update takes more gradients than there are workers, each gives several before.
         """
-        deadline = time.monotonic() + self.timeout
+        wait = Wait(self.timeout)
         over = self._contributed if self._given >= self._most_given else self._contributed - 1
         while True:
             reply, _ = self._servers[0].call("newest", {"update": over})
             if not reply["wait"]:
                 break
-            if time.monotonic() > deadline:
+            if not wait.has_time_left("the gradients of other workers"):
                 raise late(self._servers[0], self.name, self.timeout)
         if reply["update"] != self._update:
             self._pull(reply["update"])

@@ -8,6 +8,7 @@ from zlib import crc32
 
 import numpy as np
 
+from allreduce.cluster.host.waiting import Wait
 from allreduce.devices import read, write
 from allreduce.errors import TimeoutError
 from allreduce.graph.replicate.compiled import Compiled
@@ -80,14 +81,12 @@ class ServerState:
 
     def _register(self, *, gives: bool) -> None:
         values = [self._values()] if gives else []
-        waited = 0.0
+        wait, some = Wait(self._timeout), [each.name for each in self.variables][:3]
         while not self._server.call("register", self._fields, values)[0]["ready"]:
-            waited += 1.0
-            if waited >= self._timeout:
+            if not wait.has_time_left(f"the chief to initialise {some} on {self._server.name}"):
                 raise TimeoutError(
                     f"[parameter server] {self._fields['task']}: the chief has not initialised "
-                    f"{[each.name for each in self.variables][:3]} within {self._timeout:g} s; is "
-                    "worker 0 running?"
+                    f"{some} within {self._timeout:g} s; is worker 0 running?"
                 )
 
     def _values(self) -> np.ndarray:

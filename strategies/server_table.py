@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -11,6 +10,7 @@ from zlib import crc32
 import numpy as np
 from allreduce.strategies.arena_link import settings_on
 
+from allreduce.cluster.host.waiting import Wait
 from allreduce.errors import TimeoutError, UnsupportedError
 from allreduce.events import logger
 from allreduce.graph.trace.variable import Variable
@@ -98,12 +98,12 @@ class ServerTable:
         Raises:
             TimeoutError: Another worker's share does not come in time.
         """
-        deadline = time.monotonic() + self._timeout
+        wait = Wait(self._timeout)
         while True:
             found = self._call_all("lookup", {"after": self.after}, numbers)
             if not any(reply.get("wait") for _, _, (reply, _) in found):
                 return found
-            if time.monotonic() > deadline:
+            if not wait.has_time_left(f"other workers' rows of table {self._name!r}"):
                 raise TimeoutError(
                     f"[parameter server] {self._task}: other workers have not sent their rows of "
                     f"table {self._name!r} within {self._timeout:g} s; do all of them still run?"
@@ -242,13 +242,13 @@ class ServerTable:
         fields |= {"checkpoint": self._checkpoint[0], "checkpoint_every": self._checkpoint[1]}
         fields |= {"index": index, "servers": len(self._servers)}
         fields["fills"] = self._is_chief or not initial
-        waited = 0.0
+        wait = Wait(self._timeout)
+        awaited = f"the chief to initialise table {self._name!r} on {server.name}"
         while not (reply := server.call("register_table", fields)[0])["ready"]:
             if reply["fill"]:
                 self._fill(index)
                 continue
-            waited += 1.0
-            if waited >= self._timeout:
+            if not wait.has_time_left(awaited):
                 raise TimeoutError(
                     f"[parameter server] {self._task}: the chief has not initialised table "
                     f"{self._name!r} on {server.name} within {self._timeout:g} s; is worker 0 "

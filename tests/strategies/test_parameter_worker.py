@@ -17,6 +17,7 @@ import pytest
 from allreduce.strategies import parameter_server
 
 import allreduce as ar
+from allreduce.cluster.host import waiting
 from allreduce.errors import TimeoutError, UnsupportedError, UsageError
 from allreduce.parameters import checkpoint
 from allreduce.parameters.arena_store import ArenaStore
@@ -453,6 +454,34 @@ def test_a_server_that_waits_for_a_worker_ends_with_its_strategy_and_all_others(
             assert server.wait(60) == 0
         finally:
             server.kill()
+
+
+@pytest.mark.parametrize(
+    ("kind", "awaited"),
+    [
+        (trained, "the chief to call fit"),
+        (lambda strategy, _: with_averages(strategy).train_on_batch(*data()), "initialise"),
+    ],
+    ids=["fit", "variables"],
+)
+def test_a_worker_names_the_chief_while_it_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kind: Callable[..., Any],
+    awaited: str,
+) -> None:
+    spec = describe({"ps": 1, "worker": 2})
+    monkeypatch.setenv("ALLREDUCE_CLUSTER", spec.as_json())
+    monkeypatch.setenv("ALLREDUCE_TASK", "worker:1")
+    monkeypatch.setattr(waiting, "WARN_SECONDS", 0.5)
+    with ar.Server(spec, "ps", 0):
+        strategy = ar.ParameterServerStrategy(timeout=1.5)
+        with pytest.raises(TimeoutError, match=r"the chief has not .* within 1.5 s"):
+            kind(strategy, ar.optim.SGD(0.1))
+        strategy.close()
+    (said,) = [each for each in caplog.messages if each.startswith("waiting for")]
+    assert awaited in said
+    assert "0.5 s so far, of 1.5 s" in said
 
 
 def test_a_server_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 from allreduce.strategies.server_table import ServerTable
 
 import allreduce as ar
+from allreduce.cluster.host import waiting
 from allreduce.cluster.spec import ClusterSpec
 from allreduce.errors import TimeoutError
 from allreduce.server.client.parameter_client import connect_all
@@ -68,6 +69,15 @@ def test_a_lookup_waits_for_the_rows_of_all_workers(tables: list[ServerTable]) -
     contribute(second, 7, share=1)
     for each in tables:
         assert (read(each) == -2.0).all()
+
+
+def test_a_worker_names_the_chief_while_a_table_has_no_values(
+    tables: list[ServerTable], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "WARN_SECONDS", 0.5)
+    with pytest.raises(TimeoutError, match=r"has not initialised table 'table' .* within 2 s"):
+        read(tables[1])
+    assert "waiting for the chief to initialise table 'table' on /job:ps/task:0" in caplog.text
 
 
 def test_rows_that_a_restart_without_a_checkpoint_has_lost_are_named(
