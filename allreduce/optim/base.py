@@ -112,6 +112,14 @@ class Optimizer(UpdateRule):
         return not self.is_per_variable
 
     @property
+    def fixed_options(self) -> dict[str, Any]:
+        """The options that steps are traced for: whether it clips or averages, and its groups."""
+        switches = ("clip_norm", "clip_value", "ema_momentum")
+        return {name: getattr(self, name) is not None for name in switches} | {
+            "groups": self.groups
+        }
+
+    @property
     def updates_at_once(self) -> bool:
         """Whether one call of `update` or `native` changes a bucket."""
         options = (self.clip_value, self.ema_momentum, self.groups)

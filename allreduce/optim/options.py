@@ -186,8 +186,6 @@ def update_with_options(
     """
     parts = parts_of(optimizer, spans)
     on_host = updates is None
-    limit = optimizer.clip_value if on_host else None
-    momentum = optimizer.ema_momentum if on_host else None
     kind = type(optimizer)
     rules = [each.group.rule for each in parts]
     run = [rule.update if updates is None else updates(rule, kind) for rule in rules]
@@ -199,7 +197,8 @@ def update_with_options(
         count: np.ndarray,
         step: int,
     ) -> None:
-        if limit is not None:
+        limit = optimizer.clip_value
+        if on_host and limit is not None:
             np.clip(gradients, -limit * count, limit * count, out=gradients)
         for each, change in zip(parts, run, strict=True):
             each.group.renew()
@@ -209,7 +208,8 @@ def update_with_options(
                 if not on_host or name != AVERAGE
             }
             change(parameters[each.part], gradients[each.part], own, count, step)
-        if momentum is not None:
+        momentum = optimizer.ema_momentum
+        if on_host and momentum is not None:
             average = slots[AVERAGE]
             kept = momentum if step > 1 else 0.0
             average *= kept

@@ -193,6 +193,60 @@ def test_each_element_is_clipped_after_the_mean() -> None:
         np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("size", [4, 1 << 18])  # updated as a whole, and in slices
+@pytest.mark.parametrize("option", ["clip_norm", "clip_value"])
+def test_limits_may_change_between_steps(option: str, size: int, replicas: int) -> None:
+    optimizer = optim.SGD(1.0, 0.5, **{option: 0.5})  # type: ignore[arg-type]
+    variable, run = _ones(optimizer, size, replicas)
+    run()
+    setattr(optimizer, option, 0.25)
+    run()
+    each = 0.5 if option == "clip_value" else 0.5 / np.sqrt(size)
+    np.testing.assert_allclose(variable.numpy(), np.full(size, -(1 + 0.5 + 0.5) * each), rtol=1e-4)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(
+    ("option", "before", "after"),
+    [
+        ("clip_norm", None, 0.5),
+        ("clip_norm", 0.5, None),
+        ("clip_value", None, 0.5),
+        ("ema_momentum", None, 0.5),
+        ("groups", lambda _: {}, lambda _: {"momentum": 0.0}),
+    ],
+)
+def test_options_cannot_be_turned_on_or_off_after_the_first_step(
+    option: str, before: Any, after: Any, replicas: int
+) -> None:
+    optimizer = optim.SGD(1.0, 0.5, **{option: before})
+    variable, run = _ones(optimizer, 1 << 18, replicas)
+    run()
+    first = variable.numpy()
+    setattr(optimizer, option, after)
+    with pytest.raises(UsageError, match=rf"SGD.{option} was set to .* after its first step"):
+        run()
+    np.testing.assert_array_equal(variable.numpy(), first)
+    setattr(optimizer, option, before)
+    run()  # it goes on
+    assert (variable.numpy() < first).all()
+
+
+def _ones(optimizer: Any, size: int, replicas: int) -> tuple[ar.Variable, Callable[[], None]]:
+    """Make a variable of zeros, and a step whose gradient is 1 for each element."""
+    ar.config.set_logical_devices("CPU", 4)
+    strategy = MirroredStrategy([f"CPU:{place}" for place in range(replicas)])
+    with strategy.scope():
+        variable = ar.Variable(np.zeros(size, np.float32), name="v")
+
+    @ar.function
+    def step() -> None:
+        optimizer.apply([np.ones(size, np.float32)], [variable])
+
+    return variable, lambda: strategy.run(step)
+
+
 def test_groups_have_hyperparameters_of_their_own() -> None:
     def groups(path: str) -> dict[str, float]:
         return {"weight_decay": 0.0, "learning_rate_factor": 0.5} if path == "v1" else {}

@@ -44,7 +44,7 @@ def update(
     """Reduce gradients over all replicas, and update the variables."""
     assert node.device is not None, node
     plan = plan_for(host, node.attrs["rule"], node.attrs["variables"], node.device)
-    host.check_update(node.attrs["rule"], plan.arenas[0].iterations + 1)
+    host.check_update(plan.check)
     plan.take_over()
     graph = _alone(node, specs)
     graph = replace(graph, effects=(len(specs),))

@@ -146,15 +146,15 @@ def _slices(frame: Frame, node: Node) -> Slices:
 
 def gradient_norm(frame: Frame, node: Node) -> Step:
     """Return the function that measures gradients that each replica has as a whole."""
-    arena, limit = frame.arena(node), node.attrs["rule"].clip_norm
+    arena, rule = frame.arena(node), node.attrs["rule"]
     gradients = arena.gradients[arena.layout.header :]
     assert node.device is not None, node
     device = frame.device(node.device)
-    frame.queues.rehearse(node, device.clip, arena.divisor, gradients, arena.count, limit)
+    frame.queues.rehearse(node, device.clip, arena.divisor, gradients, arena.count, rule.clip_norm)
     clip = frame.queues.on(node, device.clip)
 
     def run() -> None:
-        clip(arena.divisor, gradients, arena.count, limit)
+        clip(arena.divisor, gradients, arena.count, rule.clip_norm)
 
     return run
 

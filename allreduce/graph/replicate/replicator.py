@@ -27,7 +27,6 @@ from allreduce.graph.trace.trace import HOST, check_outside
 from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.arenas import publish_iterations, renew
 from allreduce.graph.update.program_check import compare
-from allreduce.graph.update.update import UpdateRule
 from allreduce.keywords import refuse
 
 
@@ -174,8 +173,8 @@ class Replicator(Replicas):
             programs = self._programs.of(fn)
             self.rank_digest.batch_digests = arguments.batch_digests
             compiled = None if eagerly else self._compiled(programs, fn, arguments, alone)
-            for rule, plan in () if compiled is None else compiled.updates:
-                self.check_update(rule, plan.arenas[0].iterations + 1)
+            for _, plan in () if compiled is None else compiled.updates:
+                self.check_update(plan.check)
             number = programs.count_step()
             step_infos = arguments.step_infos(
                 self.local_replicas, self.num_replicas_in_sync, number
@@ -192,10 +191,10 @@ class Replicator(Replicas):
 
         return self._exclusively(run)
 
-    def check_update(self, rule: UpdateRule, number: int) -> None:
-        """Let an optimizer check its next update; if it raises on all ranks, they can go on."""
+    def check_update(self, check: Callable[[], None]) -> None:
+        """Check an optimizer's next update; if it raises on all ranks, they can go on."""
         try:
-            rule.check(number)
+            check()
         except Exception as error:
             if self._refuse(error):
                 vars(error)["everywhere"] = True  # so that an eager step is not aborted

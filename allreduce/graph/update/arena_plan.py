@@ -15,7 +15,7 @@ from allreduce import events
 from allreduce.comm import Communicator, world
 from allreduce.devices import Buffer, Device, lookup, options, read, write
 from allreduce.devices.names import DeviceName
-from allreduce.errors import ShapeError, did_you_mean
+from allreduce.errors import ShapeError, UsageError, did_you_mean
 from allreduce.graph.consistency.rank_check import Fact, compare, mismatch
 from allreduce.graph.core import pass_switches
 from allreduce.graph.core.naming import own_part
@@ -76,6 +76,7 @@ class ArenaPlan:
     ) -> None:
         self.variables = tuple(variables)
         self.device = device
+        self._rule, self._fixed_options = rule, rule.fixed_options
         named = [(variable.name, variable.shape) for variable in variables]
         self.layout: Layout = lay_out(named, variables[0].dtype)
         self.buckets: tuple[Bucket, ...] = choose_buckets(host, rule, self.layout)
@@ -114,6 +115,22 @@ class ArenaPlan:
         if not self._maps_slots or communicator is None:
             return None
         return GatheredSlots(communicator, self.arenas[0])
+
+    def check(self) -> None:
+        """Check the optimizer's settings before the next update.
+
+        Raises:
+            UsageError: A setting makes no sense, or an option was turned on or off.
+        """
+        now, kind = self._rule.fixed_options, type(self._rule).__name__
+        for name, was in self._fixed_options.items():
+            if now[name] != was:
+                raise UsageError(
+                    f"{kind}.{name} was set to {getattr(self._rule, name)!r} after its first step; "
+                    "a number may become another one then, but what an optimizer does is fixed: "
+                    "make another optimizer"
+                )
+        self._rule.check(self.arenas[0].iterations + 1)
 
     def take_over(self) -> None:
         """Move the values of variables that are not in this arena into it."""

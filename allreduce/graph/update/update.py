@@ -81,6 +81,11 @@ class UpdateRule(ABC):
         return True
 
     @property
+    def fixed_options(self) -> dict[str, Any]:
+        """The options that steps are traced for: they stay as they are from the first step on."""
+        return {"clip_norm": self.clip_norm is not None}
+
+    @property
     def updates_at_once(self) -> bool:
         """Whether one call of `update` or `native` changes a bucket."""
         return True
@@ -161,7 +166,7 @@ class LocalReplicas(Protocol):
     @property
     def rank_digest(self) -> RankDigest: ...
 
-    def check_update(self, rule: UpdateRule, number: int) -> None: ...
+    def check_update(self, check: Callable[[], None]) -> None: ...
     def on_replicas(self, work: Callable[[int], Any]) -> list[Any]: ...
 
 
