@@ -256,7 +256,9 @@ def _collective(frame: Frame, node: Node) -> str:
     names = [span.name for span in layout.spans[bucket.first : bucket.last]]
     where = f" of {node.device.local}" if len(_devices(frame.program)) > 1 and node.device else ""
     what = f"bucket {bucket.index}" if names else "the header"
-    if node.op == "all_gather_bucket":
+    # Of clipped gradients, the sums come first, and then the norm.
+    is_second = node.op == "update_slices" and node.attrs["rule"].clip_norm is not None
+    if is_second or node.op == "all_gather_bucket":
         what = f"the new parameters of {what}"
     size = units(nbytes_of(frame, node))
     return f"{what}{where} ({size}: {', '.join(names) or 'the number of samples'})"

@@ -85,12 +85,12 @@ def test_a_models_step_that_has_not_run_is_named() -> None:
             ar.observe.explain(strategy, step)
 
 
-def _explain_an_update() -> None:
-    """Explain a step of two replicas that updates one variable."""
+def _explain_an_update(limit: float | None = None) -> None:
+    """Explain a step of two replicas that updates one variable, by gradients of a limited norm."""
     strategy = ar.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         w = ar.Variable(np.ones((3, 3), np.float32), name="m/w")
-        optimizer = ar.optim.Adam()
+        optimizer = ar.optim.Adam(clip_norm=limit)
 
     def step(x: ar.Tensor) -> None:
         optimizer.minimize(ar.ops.sum(ar.ops.tanh(x @ w), axis=1), [w])
@@ -109,8 +109,20 @@ def test_an_update_in_slices_is_explained(
     assert "all_reduce_bucket of the header" in said
     assert "update_slices 0" in said
     assert "the header (64 B: the number of samples): ready at " in said
-    assert "bucket 0 (64 B: m/w): ready at " in said
+    assert "\nbucket 0 (64 B: m/w): ready at " in said
+    assert "the new parameters" not in said
     assert "\u2502 gradient of the loss " in said  # in the column of parts
+
+
+def test_sums_and_updates_in_slices_have_names_of_their_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharding, "SHARDED_BYTES", 1)
+    _explain_an_update(limit=0.5)
+    said = capsys.readouterr().out
+    assert said.count("\nbucket 0 (64 B: m/w): ready at ") == 1
+    assert said.count("\nthe new parameters of bucket 0 (64 B: m/w): ready at ") == 1
+    assert "\nall_reduce_norm" in said
 
 
 def test_slices_that_are_sent_are_explained(
