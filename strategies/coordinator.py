@@ -10,6 +10,7 @@ from typing import Any
 
 from allreduce.strategies.parameter_server import ParameterServerStrategy
 
+from allreduce.cluster.host.waiting import Wait
 from allreduce.cluster.spec import own_task
 from allreduce.errors import (
     AllreduceError,
@@ -29,9 +30,14 @@ _LOOK_SECONDS = 0.5
 
 
 class RemoteValue:
-    """The result of a scheduled function, which may not be there yet."""
+    """The result of a scheduled function, which may not be there yet.
 
-    def __init__(self) -> None:
+    Args:
+        look: Called again and again while `fetch` waits; may end the function with an error.
+    """
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        self._look = look
         self._ended = threading.Event()
         self._value: Any = None
         self._error: BaseException | None = None
@@ -45,9 +51,10 @@ class RemoteValue:
 
         Raises:
             Exception: What the function has raised.
+            TimeoutError: No worker has come, or come back, in time.
         """
         while not self._ended.wait(_LOOK_SECONDS):  # so that Ctrl-C is noticed
-            pass
+            self._look()
         if self._error is not None:
             raise self._error
         return self._value
@@ -92,6 +99,8 @@ class ClusterCoordinator:
         self._unfinished = 0
         self._error: BaseException | None = None
         self._refusals: list[AllreduceError] = []  # of workers that are not waited for
+        self._absent = [f"{j}:{n}" for j, n in self._tasks]  # workers that are waited for
+        self._wait: Wait | None = None  # for the first of them to come
         self._changed = threading.Condition()
         self._tracing = threading.Lock()
         self._closed = False
@@ -119,7 +128,7 @@ class ClusterCoordinator:
         Raises:
             Exception: What a function scheduled before has raised; all that are queued are dropped.
         """
-        future = RemoteValue()
+        future = RemoteValue(self._look)
         with self._changed:
             self._check()
             self._queue.append((fn, tuple(args), dict(kwargs or {}), future))
@@ -132,15 +141,18 @@ class ClusterCoordinator:
 
         Raises:
             Exception: What one of them has raised.
+            TimeoutError: No worker has come, or come back, in time.
         """
         with self._changed:
             while self._unfinished:
                 self._changed.wait(_LOOK_SECONDS)
+                self._look()
             self._check()
 
     def done(self) -> bool:
-        """Return whether all scheduled functions have ended."""
+        """Return whether all scheduled functions have ended; raises as `join` does."""
         with self._changed:
+            self._look()
             self._check()
             return not self._unfinished
 
@@ -172,6 +184,24 @@ class ClusterCoordinator:
         if len(self._refusals) == len(self._tasks):
             raise self._refusals[0]
 
+    def _look(self) -> None:
+        """Report if no worker is there; after the timeout, end the functions that wait for one."""
+        with self._changed:
+            if not self._queue or len(self._absent) + len(self._refusals) < len(self._tasks):
+                self._wait = None
+                return
+            self._wait = self._wait or Wait(self._strategy.timeout, repeats=True)
+            if self._wait.has_time_left(", ".join(self._absent)):
+                return
+            self._wait = None
+            error = TimeoutError(
+                f"[coordinator] {self._strategy.name}: no worker has come within "
+                f"{self._strategy.timeout:g} s: start {', '.join(self._absent)}, with "
+                f'ar.Server().join("{self._strategy.name}"), or check the cluster\'s addresses'
+            )
+            self._error = self._error or error
+            self._drop(error)
+
     def _drop_all(self) -> None:
         with self._changed:
             self._drop(ClosedError("the coordinator was closed before the function ran"))
@@ -186,16 +216,24 @@ class ClusterCoordinator:
 
     def _serve(self, job: str, number: int) -> None:
         """Run functions on one worker; when it is lost, wait for it."""
+        name = f"{job}:{number}"
         functions: dict[Any, Callable[..., Any]] = {}
         while not self._closed:
             try:
                 address = self._strategy.cluster.address(job, number)
                 with Session(f"grpc://{address}", timeout=self._strategy.timeout) as session:
-                    self._run_all(session, f"/job:{job}/task:{number}/cpu:0", functions)
+                    with self._changed:
+                        self._absent.remove(name)
+                    try:
+                        self._run_all(session, f"/job:{job}/task:{number}/cpu:0", functions)
+                    finally:
+                        with self._changed:
+                            self._absent.append(name)
             except (PeerLostError, TimeoutError) as error:  # it may come later, or again
-                logger.warning("[coordinator] %s:%d: %s", job, number, error)
+                logger.warning("[coordinator] %s: %s", name, error)
             except AllreduceError as error:  # such as another secret: waiting does not help
                 with self._changed:
+                    self._absent.remove(name)
                     self._refusals.append(error)
                     self._error = self._error or error
                     self._drop(error)

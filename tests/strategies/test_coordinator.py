@@ -15,7 +15,15 @@ import pytest
 from allreduce.strategies import coordinator as module
 
 import allreduce as ar
-from allreduce.errors import AllreduceError, ClosedError, JoinError, PeerLostError, UsageError
+from allreduce.cluster.host import waiting
+from allreduce.errors import (
+    AllreduceError,
+    ClosedError,
+    JoinError,
+    PeerLostError,
+    TimeoutError,
+    UsageError,
+)
 from tests.server.clusters import describe, start_task
 
 
@@ -165,6 +173,25 @@ def test_a_function_whose_worker_is_lost_after_close_ends(
     worker.is_lost.set()
     with pytest.raises(ClosedError):
         fetched(future)
+
+
+@pytest.mark.parametrize("wait", ["join", "fetch"])
+def test_workers_that_never_come_are_named_and_not_waited_for_without_end(
+    chief: ar.ParameterServerStrategy,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    wait: str,
+) -> None:
+    monkeypatch.setattr(waiting, "WARN_SECONDS", 0.6)
+    chief.timeout = 2.0
+    with ar.ClusterCoordinator(chief) as coordinator:
+        future = coordinator.schedule(lambda: 1)
+        with pytest.raises(TimeoutError, match=r"no worker has come within 2 s: start worker:0"):
+            future.fetch() if wait == "fetch" else coordinator.join()
+        with pytest.raises(TimeoutError):
+            fetched(future)
+    said = [each for each in caplog.messages if each.startswith("waiting for worker:0 (for")]
+    assert len(said) > 1  # again and again
 
 
 def test_no_function_waits_for_workers_that_refuse(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from allreduce.events import logger
 
-WARN_SECONDS = 10.0  # after which a wait is reported, once
+WARN_SECONDS = 10.0  # after which a wait is reported
 _LONGEST_SECONDS = 0.5  # between two calls of look(); beyond that, the process was stopped
 
 
@@ -28,12 +29,18 @@ class AwakeClock:
 
 
 class Wait:
-    """A wait that begins now."""
+    """A wait that begins now.
 
-    def __init__(self, timeout: float) -> None:
-        self.timeout = timeout
+    Args:
+        timeout: In seconds.
+        repeats: Whether to report it again and again, instead of once.
+    """
+
+    def __init__(self, timeout: float, *, repeats: bool = False) -> None:
+        self.timeout, self._repeats = timeout, repeats
         self._began = time.monotonic()
-        self._reported = timeout <= WARN_SECONDS  # the timeout's error is enough
+        # For a short one, the timeout's error is enough.
+        self._reports_after = WARN_SECONDS if timeout > WARN_SECONDS else math.inf
 
     @property
     def remaining(self) -> float:
@@ -43,22 +50,22 @@ class Wait:
     @property
     def quiet(self) -> float:
         """The seconds until the next message: the report, or the timeout."""
-        if self._reported:
-            return self.remaining
-        return max(0.0, self._began + WARN_SECONDS - time.monotonic())
+        until_report = max(0.0, self._began + self._reports_after - time.monotonic())
+        return min(until_report, self.remaining)
 
     def has_time_left(self, awaited: str) -> bool:
-        """Return whether time is left; report a long wait once.
+        """Return whether time is left; report a long wait.
 
         Args:
             awaited: Names the awaited processes and the call that they must make.
         """
-        if not self._reported and not self.quiet:
-            self._reported = True
-            report(awaited, self.timeout)
+        if time.monotonic() >= self._began + self._reports_after:
+            report(awaited, self.timeout, self._reports_after)
+            self._reports_after += WARN_SECONDS if self._repeats else math.inf
         return self.remaining > 0
 
 
-def report(awaited: str, timeout: float) -> None:
-    """Log a long wait."""
-    logger.warning("waiting for %s (for %g s so far, of %g s)", awaited, WARN_SECONDS, timeout)
+def report(awaited: str, timeout: float, seconds: float | None = None) -> None:
+    """Log a long wait; it has lasted `WARN_SECONDS` if it is not said how many."""
+    so_far = WARN_SECONDS if seconds is None else seconds
+    logger.warning("waiting for %s (for %g s so far, of %g s)", awaited, so_far, timeout)
