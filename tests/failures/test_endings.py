@@ -28,7 +28,11 @@ def scenes(*quick: str) -> pytest.MarkDecorator:
 
 
 def mpichs(moment: str) -> str | None:
-    """Name the files that MPICH leaves if a rank is killed while the others are inside MPI_Init."""
+    """Name the files that MPICH leaves if a rank ends while the others are inside MPI_Init.
+
+    Its launcher then kills these, also after Ctrl-C: they have made the file, and cannot remove it.
+    A program of mpi4py alone leaves the same.
+    """
     return "mpich_shm_" if moment == "join" else None
 
 
