@@ -13,10 +13,8 @@ from allreduce.devices import read, write
 from allreduce.errors import TimeoutError
 from allreduce.graph.replicate.compiled import Compiled
 from allreduce.graph.trace.variable import Variable
-from allreduce.optim.sgd import SGD
 from allreduce.parameters.partition import Part
 from allreduce.server.client.parameter_client import ParameterServer
-from allreduce.server.protocol.encode import sendable
 
 _PREFIX = "state-"  # of the keys
 
@@ -71,7 +69,7 @@ class ServerState:
         part = Part(0, place, tuple(named))
         self.key = f"{_PREFIX}{crc32(repr(named).encode()):08x}-{turn}"
         self._fields: dict[str, Any] = {"store": self.key, "part": part.as_json(), "task": task}
-        self._fields |= {"optimizer": sendable(SGD(0.0)), "dtype": "float64", "servers": 1}
+        self._fields |= {"optimizer": None, "dtype": "float64", "servers": 1}
         self._fields |= {"checkpoint": checkpoint[0], "checkpoint_every": checkpoint[1]}
         self._fields |= {"server": server.name, "index": 0, "slots": [], "version": 0}
         self._fields["newest"] = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,13 +27,13 @@ class ArenaStore:
 
     Args:
         part: The part.
-        optimizer: The optimizer, which belongs to the store from here on.
+        optimizer: The optimizer, which belongs to the store from here on; None if there are no
+            updates before `configure` gives one.
         dtype: The arena's dtype.
         servers: The number of servers that hold parts of the arena.
 
     Attributes:
         version: The number of updates so far.
-        is_configured: Whether the optimizer is that of the program.
         has_values: Whether parameters have been set or loaded.
         source: Where their first values came from, for messages.
         restored: Whether that was a checkpoint.
@@ -43,12 +43,14 @@ class ArenaStore:
         staleness: How many gradients were so many updates old when they were applied.
     """
 
-    def __init__(self, part: Part, optimizer: Optimizer, dtype: Any, servers: int = 1) -> None:
-        self.part, self.optimizer, self.dtype = part, optimizer, np.dtype(dtype)
+    def __init__(
+        self, part: Part, optimizer: Optimizer | None, dtype: Any, servers: int = 1
+    ) -> None:
+        self.part, self.dtype = part, np.dtype(dtype)
         self.parameters = _zeros(part.size, self.dtype)
-        self.slots = {name: _zeros(part.size, self.dtype) for name in optimizer.all_slots}
+        self.slots: dict[str, np.ndarray] = {}
+        self._optimizer: Optimizer | None = None
         self.version = 0
-        self.is_configured = True
         self.has_values = False
         self.source, self.restored = "", False
         self.every = 0
@@ -62,18 +64,32 @@ class ArenaStore:
         self._applied = -1  # the latest one that is over
         self._latest: dict[str, int] = {}  # each worker's latest gradient
         self._changed = threading.Condition(threading.RLock())
-        self._bind()
+        if optimizer is not None:
+            self.configure(optimizer)
 
-    def _bind(self) -> None:
-        spans = [(path, slice(low, high)) for path, low, high in self.part.spans]
-        self._update = self.optimizer.bucket_update(spans)
+    @property
+    def is_configured(self) -> bool:
+        """Whether there is an optimizer."""
+        return self._optimizer is not None
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer."""
+        assert self._optimizer is not None, "gradients come after it"
+        return self._optimizer
 
     def configure(self, optimizer: Optimizer) -> None:
-        """Go on with another optimizer of the same slots, as after a change of its settings."""
+        """Go on with another optimizer; slots that it adds begin with zeros."""
+        spans = [(path, slice(low, high)) for path, low, high in self.part.spans]
         with self._changed:
-            optimizer.iterations = self.version
-            self.optimizer = optimizer
-            self._bind()
+            self.add_slots(optimizer.all_slots)
+            self._optimizer, self._update = optimizer, optimizer.bucket_update(spans)
+
+    def add_slots(self, names: Iterable[str]) -> None:
+        """Add slots of zeros, if they are missing."""
+        for name in names:
+            if name not in self.slots:
+                self.slots[name] = _zeros(self.part.size, self.dtype)
 
     def set(
         self, parameters: np.ndarray, slots: Mapping[str, np.ndarray], version: int | None = None
@@ -95,7 +111,6 @@ class ArenaStore:
             for name, array in slots.items():
                 self.slots[name][...] = array
             self.version = self.version if version is None else version
-            self.optimizer.iterations = self.version
             self.has_values = True
             self._changed.notify_all()
 
@@ -201,7 +216,7 @@ class ArenaStore:
         self._finish(step)
 
     def _finish(self, step: int) -> None:
-        self.version = self.optimizer.iterations = step
+        self.version = step
         self._changed.notify_all()
 
     def initialised(self, timeout: float) -> bool:

@@ -29,7 +29,8 @@ class Stores:
     """What one server holds; safe to use from several threads.
 
     Every method takes small plain arguments and arrays, and returns plain results and arrays. The
-    result {"unknown": True} says that this server does not have the store, as it has restarted.
+    result {"unknown": True} says that this server does not have the store or its optimizer, as it
+    has restarted.
 
     Args:
         saved: Called when a store begins to write a checkpoint.
@@ -69,7 +70,8 @@ class Stores:
         with self._making:
             store = self._stores.get(key)
             if store is None:
-                optimizer = registry.deserialize(json.loads(fields["optimizer"]), {})
+                text = fields["optimizer"]
+                optimizer = None if text is None else registry.deserialize(json.loads(text), {})
                 store = ArenaStore(part, optimizer, fields["dtype"], fields["servers"])
                 self._stores[key] = store
                 self._load(store, fields)
@@ -207,7 +209,7 @@ class Stores:
     def _push_rows(self, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
         """Update rows at once."""
         store = self._known(fields)
-        if not isinstance(store, TableStore):
+        if not isinstance(store, TableStore) or not store.is_configured:
             return {"unknown": True}, ()
         numbers, gradients = arrays
         given = (fields["count"], fields["seen"], fields["worker"], fields["number"])
@@ -218,7 +220,7 @@ class Stores:
     def _contribute_rows(self, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
         """Add rows to a synchronous update."""
         store = self._known(fields)
-        if not isinstance(store, TableStore):
+        if not isinstance(store, TableStore) or not store.is_configured:
             return {"unknown": True}, ()
         numbers, gradients = arrays
         given = (fields["count"], fields["update"], fields["share"], fields["of"])

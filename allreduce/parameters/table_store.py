@@ -5,15 +5,13 @@ With Adam, the moments of other rows do not decay ("lazy Adam").
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from allreduce.errors import ShapeError
-from allreduce.optim.base import Optimizer
-from allreduce.optim.sgd import SGD
 from allreduce.parameters.arena_store import ArenaStore
 from allreduce.parameters.partition import Part
 
@@ -79,24 +77,9 @@ class TableStore(ArenaStore):
     def __init__(self, name: str, first: int, stop: int, width: int, dtype: Any) -> None:
         size = (stop - first) * width
         part = Part(first * width, stop * width, ((name, 0, size),) if size else ())
-        # Until the first gradients tell which optimizer there is.
-        super().__init__(part, SGD(0.0), dtype)
-        self.is_configured = False
+        super().__init__(part, None, dtype)  # the first gradients come with an optimizer
         self.first, self.width, self._name = first, width, name
         self._rows: list[tuple[np.ndarray, np.ndarray]] = []  # of a synchronous update
-
-    def configure(self, optimizer: Optimizer) -> None:
-        """Go on with another optimizer; new slots begin with zeros."""
-        with self._changed:
-            self.add_slots(optimizer.all_slots)
-            super().configure(optimizer)
-            self.is_configured = True
-
-    def add_slots(self, names: Iterable[str]) -> None:
-        """Add slots of zeros, if they are missing."""
-        for name in names:
-            if name not in self.slots:
-                self.slots[name] = np.zeros(self.part.size, self.dtype)
 
     def fill(self, row: int, values: np.ndarray, *, last: bool) -> None:
         """Set initial values of rows from number `row` on, unless all have values.

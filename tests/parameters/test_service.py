@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import allreduce as ar
 from allreduce.errors import MismatchError
 from allreduce.parameters.dealing import TRAIN
 from allreduce.parameters.row_ranges import FitSpec
 from allreduce.parameters.service import ParameterService, TrainingJob
+from allreduce.server.protocol.encode import configured
 
 SPEC = FitSpec(rows=64, tests=0, batch_size=64, test_batch_size=64, first=0, epochs=3)
 KINDS = [["loss", "mean"]]
@@ -79,7 +81,12 @@ def test_the_next_job_goes_on_from_the_last_update(tmp_path: Path) -> None:
     rows = np.ones((4, 1), np.float32)
     service.call("a", "fill", {"store": "table", "row": 0, "last": True}, [rows])
     push = {"store": "table", "count": 1.0, "seen": 0, "worker": "a", "number": 1}
-    service.call("a", "push_rows", push, [np.asarray([2]), rows[:1]])
+    gradients = [np.asarray([2]), rows[:1]]
+    # Of a worker that has not noticed the server's restart; the gradient must not be lost.
+    assert service.call("a", "push_rows", push, gradients)[0] == {"unknown": True}
+    configure = {"store": "table", "optimizer": configured(ar.optim.SGD(1.0)), "if_missing": True}
+    service.call("a", "configure", configure, [])
+    assert service.call("a", "push_rows", push, gradients)[0]["version"] == 1
     for worker in "ab":
         service.lose(worker, has_left=True)
     enter(service, "c")
