@@ -48,6 +48,8 @@ class Layer(Refusing):
     # Whether from_config also takes a function that makes layers, because its config describes
     # other layers.
     holds_layers: ClassVar[bool] = False
+    # Whether `call` takes one tensor, never a list, tuple or dict of several.
+    one_tensor: ClassVar[bool] = False
 
     _elsewhere = keras_names.OF_LAYERS
 
@@ -108,6 +110,8 @@ class Layer(Refusing):
                 "its inputs as one argument, several as a tuple; the second argument is training, "
                 f"True or False, not a {type(training).__name__}"
             )
+        if self.one_tensor:
+            check_one_tensor(self, tensors)
         self._place()
         with calls.calling(self, training), part(self.path or ""), within(*self._scopes):
             if not self.built:
@@ -294,6 +298,23 @@ def _shape(tensors: Any) -> Any:
     if isinstance(tensors, Tensor):
         return tensors.shape
     return map_leaves(lambda leaf: leaf.shape if isinstance(leaf, Tensor) else None, tensors)
+
+
+def check_one_tensor(layer: Layer, inputs: Any) -> None:
+    """Refuse a list, tuple or dict of arrays where a layer takes one array."""
+    if isinstance(inputs, Tensor):
+        return
+    found, remedy = repr(inputs), "pass an array"
+    if isinstance(inputs, Mapping):
+        found = f"a dict of {', '.join(map(repr, inputs)) or 'nothing'}"
+        remedy = "pass one of its values, or join several with ar.nn.Concatenate"
+    elif isinstance(inputs, list | tuple):
+        found = f"a {type(inputs).__name__} of {len(inputs)}"
+        remedy = "make one array of it with np.asarray, or join several with ar.nn.Concatenate"
+    raise UsageError(
+        f"{users_line()}: layer {layer.path or layer.name!r} ({type(layer).__name__}) takes one "
+        f"array, but got {found}; {remedy}"
+    )
 
 
 P = TypeVar("P")

@@ -16,6 +16,8 @@ class Activation(Layer):
         activation: A name or a function.
     """
 
+    one_tensor = True
+
     def __init__(
         self,
         activation: Any,

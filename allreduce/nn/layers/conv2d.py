@@ -33,6 +33,8 @@ class Conv2D(Layer):
         bias_initializer: The initial bias, `(filters,)`.
     """
 
+    one_tensor = True
+
     kernel: Variable
     bias: Variable
 

@@ -25,6 +25,8 @@ class Dense(Layer):
         bias_initializer: The initial bias, `(units,)`.
     """
 
+    one_tensor = True
+
     kernel: Variable
     bias: Variable
 

@@ -18,6 +18,8 @@ class Dropout(Layer):
         rate: The share to drop, from 0 to below 1.
     """
 
+    one_tensor = True
+
     def __init__(
         self,
         rate: float,

@@ -32,6 +32,8 @@ class Embedding(Layer):
         trainable: Whether optimizers change them.
     """
 
+    one_tensor = True
+
     embeddings: Variable
     anchor: Variable  # stands for the vectors in optimizers, if `table` holds them
     table: RemoteTable | None = None  # with parameter servers, which hold the vectors
@@ -70,11 +72,6 @@ class Embedding(Layer):
         self.table = make_table(path, shape, dtype, block, anchor)
 
     def call(self, inputs: Any) -> Tensor:
-        if isinstance(inputs, list | tuple):
-            raise UsageError(
-                f"{users_line()}: layer {self.path!r} (Embedding) takes one array of integers, got "
-                f"a {type(inputs).__name__}; make an array of it with np.asarray"
-            )
         if inputs.dtype.kind not in "iu":
             raise UsageError(
                 f"{users_line()}: layer {self.path!r} (Embedding) takes integers, got "

@@ -10,5 +10,7 @@ from allreduce.nn.core.layer import Layer
 class Flatten(Layer):
     """Merge the axes of each sample: `(batch, a, b, …)` to `(batch, a * b * …)`."""
 
+    one_tensor = True
+
     def call(self, inputs: Tensor) -> Tensor:
         return ops.flatten(inputs)

@@ -11,7 +11,7 @@ from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import BATCH, Spec, show
 from allreduce.graph.core.tensor import Tensor
-from allreduce.nn.core.layer import Layer
+from allreduce.nn.core.layer import Layer, check_one_tensor
 from allreduce.nn.core.symbols import Symbol
 
 
@@ -47,6 +47,7 @@ class Input(Layer):
         return self.symbol.shape
 
     def call(self, inputs: Tensor) -> Tensor:
+        check_one_tensor(self, inputs)
         if inputs.shape[1:] != self.sizes:
             raise ShapeError(
                 f"{users_line()}: the model's Input takes {show((BATCH, *self.sizes))}, but got "

@@ -17,6 +17,8 @@ from allreduce.nn.core.layer import Layer
 class _Normalization(Layer):
     """Scale and shift by variables along the last axis."""
 
+    one_tensor = True
+
     gamma: Variable
     beta: Variable
     features: int  # of what it was built for

@@ -21,6 +21,8 @@ class _Pooling(Layer):
         padding: "valid": only whole windows, or "same": also windows over the edge.
     """
 
+    one_tensor = True
+
     operator: ClassVar[Callable[..., Tensor]]
 
     def __init__(
@@ -62,6 +64,8 @@ class GlobalAveragePooling2D(Layer):
     Args:
         keepdims: Whether the result is `(batch, 1, 1, channels)`.
     """
+
+    one_tensor = True
 
     def __init__(
         self,

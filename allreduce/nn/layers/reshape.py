@@ -21,6 +21,8 @@ class Reshape(Layer):
         target_shape: The shape of one sample, without the batch; one size may be -1.
     """
 
+    one_tensor = True
+
     def __init__(
         self,
         target_shape: Sequence[int],
