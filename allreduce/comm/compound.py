@@ -92,7 +92,7 @@ def _scatter_into(comm: Dispatcher, context: Context, x: Any, options: Options, 
     """Start a scatter of which every member knows its share by `out`."""
     whole = None
     if comm.rank != options.root:
-        share = out if device_of(out) else borrow_out(f"{context.where}: out", out)
+        share = out if device_of(context, out) else borrow_out(f"{context.where}: out", out)
         rows = len(share) if share.ndim else 1
         total = rows * comm.size if options.counts is None else sum(options.counts)
         whole = share.dtype, (total, *share.shape[1:])
@@ -107,7 +107,7 @@ def _scatter_described(comm: Dispatcher, context: Context, x: Any, options: Opti
     found: list[Any] = []
     if comm.rank == options.root:
         try:
-            if device_of(x) is not None:
+            if device_of(context, x) is not None:
                 raise UnsupportedError(
                     f"{context.where}: the others cannot know on which device their shares are to "
                     "lie; pass out= on all members"
@@ -129,7 +129,7 @@ def all_to_all(comm: Dispatcher, x: Any, counts: Sequence[int], out: Any, async_
     """Make an all_to_all with counts; see `Communicator.all_to_all`."""
     context = comm.context("all_to_all")
     # Check all but the shape of `out` before the exchange of counts involves the others.
-    device = device_of(x)
+    device = device_of(context, x)
     rows = borrow(context.where, x).array if device is None else device.view(x)
     counts = checks.check_counts(context, counts)
     result_shape(context, tuple(rows.shape), Options(counts=counts))

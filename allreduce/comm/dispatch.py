@@ -173,7 +173,7 @@ class Dispatcher:
     ) -> Work:
         """Check and start a call; see `prepare` for the arguments."""
         context = self.context(collective)
-        device = device_of(x, out)
+        device = device_of(context, x, out)
         if device is not None:
             return self._start_on_device(context, device, x, options, out, whole)
         return self.start_prepared(context, prepare(context, x, options, out, whole))
@@ -240,7 +240,7 @@ class Dispatcher:
                 already, as in the steps of a program.
         """
         context = self.context(collective)
-        device = device_of(x, out)
+        device = device_of(context, x, out)
         if device is None:
             check_stays(context, x=x, out=out)
             ready = prepare(context, x, options, out)
@@ -264,7 +264,7 @@ class Dispatcher:
     def enqueue(self, collective: str, x: Any, options: Options, out: Any) -> Work:
         """Start a collective behind what its stream waits for; see `Communicator.enqueue`."""
         context = self.context(collective)
-        if device_of(x, out) is None:
+        if device_of(context, x, out) is None:
             raise UsageError(f"{context.where}: enqueue takes arrays on devices")
         return self.bind(collective, x, options, out, ordered=True)()
 
@@ -299,7 +299,7 @@ class Dispatcher:
         It also runs after another thread called `close()`, which waits for the compound call.
         """
         context = Context(collective, self.where, self.name, self.rank, self.size)
-        device = device_of(x, out)
+        device = device_of(context, x, out)
         if device is not None:
             return self._start_on_device(context, device, x, options, out, whole).wait()
         return self.start_prepared(context, prepare(context, x, options, out, whole)).wait()
@@ -322,14 +322,14 @@ class Dispatcher:
     def send(self, x: Any, dest: int, tag: int) -> Work:
         """Check and start a send."""
         context = self.context("send")
-        if (device := device_of(x)) is not None:
+        if (device := device_of(context, x)) is not None:
             return self._message_on_device(context, device, x, dest, tag)
         return self._begin(context, messages.prepare_send(context, x, dest, tag))
 
     def receive(self, out: Any, source: int, tag: int) -> Work:
         """Check and start a recv."""
         context = self.context("recv")
-        if (device := device_of(out)) is not None:
+        if (device := device_of(context, out)) is not None:
             return self._message_on_device(context, device, out, source, tag)
         work = self._begin(context, messages.prepare_recv(context, out, source, tag))
         return messages.Receive(work)

@@ -94,7 +94,7 @@ def start(comm: Dispatcher, collective: str, x: Sequence[Any], options: Options,
         out: As many arrays for the results, or None for new ones.
     """
     context = comm.context(collective)
-    device = device_of(*x, *(out if isinstance(out, list | tuple) else ()))
+    device = device_of(context, *x, *(out if isinstance(out, list | tuple) else ()))
     if device is not None:
         return _start_on_device(comm, context, device, x, options, out)
     request = read(context, x, options, out)

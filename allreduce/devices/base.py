@@ -234,12 +234,22 @@ class Device(ABC):
         """Return whether another library's array lies here, so that `view` makes it usable."""
         return False
 
-    def view(self, array: Any, stream: Stream | None = None) -> Any:  # noqa: ARG002
+    def view(
+        self,
+        array: Any,
+        stream: Stream | None = None,  # noqa: ARG002
+        *,
+        written: bool = False,  # noqa: ARG002
+    ) -> Any:
         """Return an array that this device `borrows` as one of its own, without a copy.
 
         Args:
             array: The other library's; an own one is returned as it is.
             stream: The stream that will use it, which is ordered behind the array's producer.
+            written: Whether it will be written.
+
+        Raises:
+            UsageError: It is read-only and will be written, or its library does not describe it.
         """
         return array
 

@@ -6,7 +6,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from cuda.bindings import driver
 from cuda.core import Buffer
+from cuda.core.utils import StridedMemoryView
 
 import allreduce as ar
 from allreduce import devices, events
@@ -84,10 +85,10 @@ def test_cupy_writes_to_an_argument_after_the_step_has_read_it(cupys_stream: Any
 class Interface:
     """Another library's array, which that library's stream still writes."""
 
-    def __init__(self, x: Any, stream: Any) -> None:
+    def __init__(self, x: Any, stream: Any, **more: Any) -> None:
         self.x = x
         self.described = {"shape": x.shape, "typestr": x.dtype.str, "strides": None, "version": 3}
-        self.described |= {"data": (x.data.ptr, False), "stream": stream.address}
+        self.described |= {"data": (x.data.ptr, False), "stream": stream.address} | more
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -133,6 +134,95 @@ def test_an_array_of_another_gpu_is_an_argument_after_its_stream() -> None:
             call(driver.cuMemsetD8Async(x.data.ptr, value, x.nbytes, theirs.handle))
         (found,) = strategy.run(step, (Interface(x, theirs),)).values
         assert set(np.asarray(found).view(np.uint8)) == {last}
+
+
+@pytest.fixture
+def alone() -> Iterator[Any]:
+    (comm,) = replica_communicators(world_of_one(), 1, name="alone")
+    with comm:
+        yield comm
+
+
+ON_HOST = np.zeros(4, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"stream": 0}, "has stream 0, which could be either default stream; expected 1 for"),
+        ({"version": 2}, "has version 2, but 3 is the first with a stream"),
+        ({"data": None}, "lacks data"),
+        ({"shape": None, "typestr": None}, "lacks shape, typestr"),
+        ({"data": (ON_HOST.ctypes.data, False)}, "does not lie in a GPU's memory"),
+        ({"data": (0, False)}, "its data at 0x0 does not lie in a GPU's memory"),
+        ({"mask": ON_HOST}, "mask is not supported"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else "+".join(value),
+)
+def test_a_wrong_interface_is_named(alone: Any, wrong: dict[str, Any], text: str) -> None:
+    x = there(np.ones(4, np.float32))
+    given = Interface(x, devices.lookup("GPU:0").own("compute"))
+    given.described |= wrong
+    given.described = {key: each for key, each in given.described.items() if each is not None}
+    with pytest.raises(ar.UsageError) as raised:
+        alone.all_reduce(given)
+    said = str(raised.value)
+    assert said.startswith("[nccl] rank 0: all_reduce: a GPU cannot use this Interface: "), said
+    assert text in said
+    assert said.endswith("; pass a CuPy array, or a copy on the host")
+    with pytest.raises(ar.UsageError, match="a GPU cannot use this Interface"):
+        ar.ops.exp(given)
+    assert alone.all_reduce(x, out=x) is x
+
+
+class Export:
+    """Another library's array on a GPU, which gives what it is told to."""
+
+    def __init__(self, x: Any, given: Any) -> None:
+        self.x, self.given = x, given
+        self.dtype, self.shape = x.dtype, x.shape
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __dlpack__(self, **options: Any) -> Any:
+        if isinstance(self.given, Exception):
+            raise self.given
+        return self.given.__dlpack__(**options)
+
+
+def test_what_a_library_refuses_to_give_is_told(alone: Any) -> None:
+    x = there(np.ones(4, np.float32))
+    given = Export(x, BufferError("it requires a gradient: use detach()"))
+    with pytest.raises(ar.UsageError, match=r"rank 0: all_reduce: the array: a GPU .* detach\(\)"):
+        alone.all_reduce(given)
+
+
+@pytest.mark.parametrize("protocol", ["interface", "dlpack"])
+def test_a_read_only_array_is_read_but_not_written(alone: Any, protocol: str) -> None:
+    gpu: Any = devices.lookup("GPU:0")
+    x, y = there(np.ones(4, np.float32)), there(np.zeros(4, np.float32))
+
+    def locked(array: Any) -> Any:
+        if protocol == "interface":
+            return Interface(array, gpu.own("compute"), data=(array.data.ptr, True))
+        buffer = Buffer.from_handle(array.data.ptr, array.nbytes, owner=array)
+        found = StridedMemoryView.from_buffer(
+            buffer, array.shape, dtype=array.dtype, is_readonly=True
+        )
+        return Export(array, found)
+
+    alone.all_reduce(locked(x), out=y)
+    assert set(devices.read(y)) == {1}
+    attempts: list[Callable[[], Any]] = [
+        lambda: alone.all_reduce(x, out=locked(y)),
+        lambda: alone.all_reduce([x], out=[locked(y)]),
+        lambda: alone.broadcast(x, root=0, out=locked(y)),
+        lambda: alone.recv(locked(y), source=0),
+    ]
+    for attempt in attempts:
+        with pytest.raises(ar.UsageError, match=r"out: this \w+ is read-only; pass a"):
+            attempt()
 
 
 def test_an_array_with_dlpack_is_not_copied() -> None:

@@ -15,14 +15,17 @@ from allreduce.comm.arguments.prepare import checked_options, describe, result_s
 from allreduce.comm.calls.call import ANY, Array, Call
 from allreduce.comm.core.transport import PreparedOnDevice
 from allreduce.devices import COLLECTIVE, Device, owner
-from allreduce.errors import ShapeError, UnsupportedError, UsageError
+from allreduce.errors import ShapeError, UnsupportedError, UsageError, reworded
 
 _TO_ROOT = ("reduce", "gather")
 
 
-def device_of(*arrays: Any) -> Device | None:
+def device_of(context: Context, *arrays: Any) -> Device | None:
     """Return the device with memory of its own that arrays lie on; None for the host's."""
-    return next((found for each in arrays if (found := owner(each)) is not None), None)
+    try:
+        return next((found for each in arrays if (found := owner(each)) is not None), None)
+    except UsageError as error:
+        raise reworded(error, f"{context.where}: {error}") from error.__cause__
 
 
 def prepare(
@@ -107,7 +110,7 @@ def prepare_message(
         UnsupportedError: A recv leaves the source open, or a tag is given.
     """
     sends = context.collective == "send"
-    own = _own(context, "the array", array, device)
+    own = _own(context, "the array" if sends else "out", array, device)
     if tag not in (0, ANY) or (not sends and peer == ANY):
         raise UnsupportedError(
             f"{context.where}: NCCL matches messages by their order alone; name source= and leave "
@@ -121,7 +124,7 @@ def prepare_message(
 
 
 def _own(context: Context, name: str, array: Any, device: Device) -> Any:
-    """Return an array as one of the device's own, without a copy."""
+    """Return an array as one of the device's own, without a copy; "out" will be written."""
     if array is None:
         return None
     if not (device.holds(array) or device.borrows(array)):
@@ -131,7 +134,10 @@ def _own(context: Context, name: str, array: Any, device: Device) -> Any:
             f"{context.where}: {name} lies in {whose}'s memory, but the call's other array on "
             f"{device.name.local}; copy one of them, so that both lie on one device"
         )
-    found = device.view(array, device.own(COLLECTIVE))
+    try:
+        found = device.view(array, device.own(COLLECTIVE), written=name == "out")
+    except UsageError as error:
+        raise reworded(error, f"{context.where}: {name}: {error}") from error.__cause__
     if not found.flags.c_contiguous:
         raise UsageError(
             f"{context.where}: {name}, of shape {found.shape} with strides {found.strides}, is not "

@@ -189,13 +189,13 @@ class CudaDevice(Device):
     def borrows(self, array: Any) -> bool:
         return arrays.borrowed(array) == self.card.ordinal
 
-    def view(self, array: Any, stream: Stream | None = None) -> Any:
+    def view(self, array: Any, stream: Stream | None = None, *, written: bool = False) -> Any:
         on = self._stream(stream)
         if self.holds(array):  # CuPy's
             cupy_streams.wait_for_cupy(on)
             return array
         self.enter()
-        return arrays.view(array, on.address)
+        return arrays.view(array, on.address, written=written)
 
     def copy(self, target: Any, source: Any, stream: Stream | None = None) -> None:
         to = target.bytes if isinstance(target, Buffer) else target
