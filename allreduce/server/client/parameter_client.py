@@ -156,7 +156,7 @@ class ParameterServer:
             raise TimeoutError(
                 f"[parameter server] {self.name} at {self._address} was lost, and has not come "
                 f"back within {self._timeout:g} s: if it runs, check the network; else start it "
-                "again (--restarts does), and the workers, which go on from its checkpoint"
+                "again (--restarts does), and the workers: with checkpoint=, they go on from there"
             ) from error
         self._channel = channel
         self._connected(self)
