@@ -65,7 +65,8 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
         self.timeout = read.timeout if timeout is None else settings.check("TIMEOUT", timeout)
         folder = None if checkpoint is None else str(Path(checkpoint).absolute())
         every = integer("checkpoint_every", checkpoint_every, 1)
-        self._servers = connect_all(cluster, task, read.secret or b"", self.timeout)
+        secret = read.secret or b""
+        self._servers = connect_all(cluster, task, secret, self.timeout, checkpoint=folder)
         new = partial(
             ServerTable,
             self._servers,

@@ -74,8 +74,8 @@ class ParameterServerStrategy(Strategy):
             default `ALLREDUCE_TIMEOUT`, or 300.
 
     Raises:
-        UsageError: This process is no worker of a cluster with `ps` tasks, or an argument makes no
-            sense.
+        UsageError: This process is no worker of a cluster with `ps` tasks, an argument makes no
+            sense, or a server cannot write checkpoints.
         MismatchError: Another worker has other arguments.
         TimeoutError: A server does not answer in time.
     """
@@ -138,7 +138,10 @@ class ParameterServerStrategy(Strategy):
         self._most_given = -(-self._options.total_replicas // len(self._tasks))
         self._update = -1  # the synchronous update whose parameters are here
         secret = read.secret or b""
-        self._servers = connect_all(self.cluster, self.name, secret, self.timeout, self._join)
+        self._servers = connect_all(
+            *(self.cluster, self.name, secret, self.timeout, self._join),
+            checkpoint=self._options.checkpoint,
+        )
         own: dict[str, Any] = {"is_chief": self.is_chief, "timeout": self.timeout}
         self._variables = ServerVariables(
             *(self._servers, self._options), task=self.name, number=self._number, **own

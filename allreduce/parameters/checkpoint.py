@@ -7,6 +7,7 @@ the version and a checksum. Files are replaced as a whole.
 from __future__ import annotations
 
 import json
+import tempfile
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from allreduce import files
+from allreduce.errors import UsageError
 from allreduce.events import logger
 from allreduce.parameters.partition import Part
 
@@ -34,6 +36,23 @@ class Contents:
     described: dict[str, Any]
 
 
+def check_folder(folder: Path, server: str) -> None:
+    """Make a folder if it is missing, and try to write there.
+
+    Raises:
+        UsageError: The system does not take it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"[parameter server] {server} cannot write checkpoints to {folder}: {error.strerror}; "
+            "pass a checkpoint= folder in which every server may write"
+        ) from error
+
+
 def write(path: Path, contents: Contents) -> None:
     """Write or replace a file.
 
@@ -44,6 +63,16 @@ def write(path: Path, contents: Contents) -> None:
     metadata = {"format": _FORMAT, "described": text, "crc32": _checksum(contents.arrays, text)}
     path.parent.mkdir(parents=True, exist_ok=True)
     files.replace(path, save(contents.arrays, metadata=metadata))
+
+
+def remove(path: Path) -> None:
+    """Remove a file, if it is there; warns if the system does not let it."""
+    try:
+        path.unlink(missing_ok=True)
+    except NotADirectoryError:  # nor is it there
+        return
+    except OSError as error:
+        logger.warning("[parameter server] %s could not be removed: %s", path, error.strerror)
 
 
 def read(path: Path) -> Contents | None:

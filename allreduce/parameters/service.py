@@ -134,7 +134,7 @@ class TrainingJob:
         if progress is not None:  # the next job begins anew
             path, writer = progress
             writer.wait()
-            path.unlink(missing_ok=True)
+            checkpoint.remove(path)
 
     def close(self) -> None:
         """Write what no checkpoint has yet; blocks until it is written."""

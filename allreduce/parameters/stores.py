@@ -230,6 +230,11 @@ class Stores:
 
     # --- checkpoints ---
 
+    def _check_folder(self, fields: Mapping[str, Any], _: Arrays) -> Reply:
+        """Raise an error if checkpoints cannot be written."""
+        checkpoint.check_folder(Path(fields["folder"]), fields["server"])
+        return {}, ()
+
     def _save_now(self, fields: Mapping[str, Any], _: Arrays) -> Reply:
         """Write a checkpoint of a store, if there are updates since the latest one.
 
@@ -307,5 +312,6 @@ _METHODS: Mapping[str, Callable[[Stores, Mapping[str, Any], Arrays], Reply]] = {
     "lookup": Stores._lookup,
     "push_rows": Stores._push_rows,
     "contribute_rows": Stores._contribute_rows,
+    "check_folder": Stores._check_folder,
     "save": Stores._save_now,
 }

@@ -308,6 +308,16 @@ def test_a_server_that_ends_writes_the_latest_updates(
     assert found.described["version"] == 3
 
 
+def test_a_folder_that_servers_cannot_write_is_refused_at_once(
+    worker: Worker, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"/job:ps/task:0 cannot write checkpoints to .*file/new"):
+        worker(checkpoint=tmp_path / "file" / "new")
+    worker(checkpoint=tmp_path / "missing" / "new")
+    assert not list((tmp_path / "missing" / "new").iterdir())
+
+
 def test_what_cannot_be_is_said_in_one_line(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -385,7 +395,7 @@ def test_a_server_that_was_replaced_is_not_used_again() -> None:
         cut_off.service._generation = earlier
         client._timeout = 0.5
         with pytest.raises(
-            TimeoutError, match="start it again .* with checkpoint=, they go on from there"
+            TimeoutError, match=r"start it again .* with checkpoint=, they go on from there"
         ):
             client.call("status", {})
     client.close()

@@ -220,6 +220,7 @@ def connect_all(
     secret: bytes,
     timeout: float,
     joined: Callable[[ParameterServer], None] = lambda _: None,
+    checkpoint: str | None = None,
 ) -> list[ParameterServer]:
     """Connect a worker to all tasks of `ps`.
 
@@ -229,9 +230,11 @@ def connect_all(
         secret: The cluster's secret.
         timeout: Seconds to wait for a task that is not up, or lost.
         joined: Called with the first server after each new connection to it.
+        checkpoint: The folder in which servers are to write checkpoints; None for no checkpoints.
 
     Raises:
         TimeoutError: A task does not answer in time; names it.
+        UsageError: A task cannot write checkpoints.
         AllreduceError: What `joined` has raised.
     """
     tasks = [f"{job}:{number}" for job, number, _ in cluster if job in WORKERS]
@@ -259,6 +262,8 @@ def connect_all(
     try:
         for server in made:
             server.call("status", {})
+            if checkpoint is not None:
+                server.call("check_folder", {"folder": checkpoint, "server": server.name})
     except BaseException:  # else the others would take this worker for one that lives
         for server in made:
             server.close()
