@@ -113,3 +113,18 @@ def short() -> Iterator[None]:
 def test_mixed_precision(devices: Any) -> None:
     here, there = (fitted(d, image_layers, IMAGES, ar.optim.Adam) for d in (devices, ["CPU:0"]))
     np.testing.assert_allclose(here, there, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.usefixtures("short")
+def test_mixed_precision_in_several_buckets() -> None:
+    def clipped() -> Any:
+        return ar.optim.SGD(0.5, clip_norm=0.1)
+
+    found = []
+    for size in (None, 1):
+        ar.config.set_buckets(size)
+        try:
+            found.append(fitted(("GPU:0", "GPU:1"), small_layers, IMAGES, clipped))
+        finally:
+            ar.config.set_buckets(None)
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-5)

@@ -104,6 +104,25 @@ def test_replicas_exchange_half_the_bytes(
             np.testing.assert_array_equal(value, first)
 
 
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("limit", [None, 0.1])
+def test_several_buckets_train_as_one(limit: float | None, replicas: int) -> None:
+    found = []
+    for size in (None, 1):
+        ar.config.set_buckets(size)
+        try:
+            strategy = MirroredStrategy([f"CPU:{place}" for place in range(replicas)])
+            _, model = trained(strategy, optim.SGD(0.5, clip_norm=limit))
+        finally:
+            ar.config.set_buckets(None)
+        for variable in model.variables:
+            for value in variable.storage[1:]:
+                np.testing.assert_array_equal(value, variable.storage[0], err_msg=variable.name)
+        found.append(model.get_weights())
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
 def _ranks() -> None:
     """Train on several ranks, and print the losses."""
     import allreduce as ar

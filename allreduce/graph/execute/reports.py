@@ -46,18 +46,29 @@ def end(frame: Frame, collective: int) -> None:
     """Wait for a collective, unless it has been awaited already."""
     if collective not in frame.works:
         return
-    ended = [collective]
-    if frame.watches:
-        # Collectives end in the order in which they started. A reader of an earlier one does not
-        # wait for it again, so it is checked now.
-        started = list(frame.works)
-        ended = started[: started.index(collective) + 1]
-    for each in ended:
+    for each in _through(frame, collective) if frame.watches else _received(frame, collective):
         wait_for(frame, frame.facts.nodes[each], frame.works.pop(each))
         if each in frame.received:
             frame.received[each]()
         if frame.watches:
             check_value(frame, frame.facts.nodes[each])
+
+
+def _through(frame: Frame, collective: int) -> list[int]:
+    """List the collectives that end with one: those that started before it, and itself.
+
+    Readers of the earlier ones do not wait again, so what follows a collective is done for all.
+    """
+    started = list(frame.works)
+    return started[: started.index(collective) + 1]
+
+
+def _received(frame: Frame, collective: int) -> list[int]:
+    """List those of `_through` whose results have to be brought to their places, and itself."""
+    if not frame.received:
+        return [collective]
+    ended = _through(frame, collective)
+    return [each for each in ended if each in frame.received or each == collective]
 
 
 def order(frame: Frame, collective: int, stream: Stream | None) -> None:
@@ -69,14 +80,15 @@ def order(frame: Frame, collective: int, stream: Stream | None) -> None:
     if stream is None or events.has_subscribers():
         end(frame, collective)
     elif collective in frame.works:
-        work, clock = frame.works[collective], frame.clocks[collective]
-        if clock.early is None:
-            clock.early = work.settled
-            clock.awaited = clock.over = time.perf_counter()
-        work.synchronize(stream)
-        if collective in frame.received:  # once, on that stream
-            del frame.works[collective]
-            frame.received[collective]()
+        for each in _received(frame, collective):
+            work, clock = frame.works[each], frame.clocks[each]
+            if clock.early is None:
+                clock.early = work.settled
+                clock.awaited = clock.over = time.perf_counter()
+            work.synchronize(stream)
+            if each in frame.received:  # once, on that stream
+                del frame.works[each]
+                frame.received[each]()
 
 
 def wait_for(frame: Frame, node: Node, work: Work) -> None:
