@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from allreduce.devices.base import Device, Runtime
 from allreduce.devices.cuda.table import KERNELS, UPDATES
 from allreduce.devices.names import DeviceName
-from allreduce.errors import DeviceError
+from allreduce.errors import DeviceError, UnsupportedError, reworded
 from allreduce.events import logger
 
 if TYPE_CHECKING:
@@ -129,7 +129,10 @@ def _kernel(operator: str) -> Callable[..., object]:
     """Return an operator's kernel, which loads its module when it is first called."""
 
     def run(out: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> None:
-        _loaded(operator)(out, inputs, attrs)
+        try:
+            _loaded(operator)(out, inputs, attrs)
+        except UnsupportedError as error:  # of the kernels, which many operators share
+            raise reworded(error, f"operator {operator!r}: {error}") from None
 
     return run
 
