@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from allreduce.devices.cuda.driver import api, call
+from allreduce.devices.cuda.driver import CudaError, api, call
 from allreduce.errors import OutOfMemoryError
 
 _STEP = 512  # bytes: what CUDA aligns memory to
@@ -117,7 +117,10 @@ class Pool:
         return address
 
     def _put_back(self, address: int, size: int, last_use: LastUse | None) -> None:
-        event = None if last_use is None else last_use()
+        try:
+            event = None if last_use is None else last_use()
+        except (CudaError, OutOfMemoryError):  # of a lost GPU, for one: nobody needs its memory
+            return
         with self._lock:
             if event is None:
                 self._idle.setdefault(size, []).append(address)
