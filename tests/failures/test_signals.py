@@ -19,6 +19,10 @@ def test_ctrl_c_ends_the_job_with_one_line(broken: Break, launcher: str, moment:
         job.process.signal(signal.SIGINT, group=True)
         result = job.finish(3)
         job.assert_nothing_left(but=mpichs(moment))
+    if (launcher, moment) == ("mpirun", "join"):
+        # One rank has not joined, and says so itself; mpirun kills the others, inside MPI_Init.
+        assert result.code not in (0, None), result
+        return
     assert result.code in (130, -signal.SIGINT), result
     ours = [line for line in result.err.splitlines() if "interrupted" in line]
     assert len(ours) == 1, result
