@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from os import PathLike, fspath
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,6 +12,7 @@ import numpy as np
 from allreduce.errors import UsageError, did_you_mean
 from allreduce.events import logger
 from allreduce.keywords import Refusing
+from allreduce.optim.checks import checked
 
 Logs = dict[str, Any]
 
@@ -105,6 +108,14 @@ class Callback(Refusing):
         """End of a batch of `predict`; it gets no logs."""
 
 
+def path_text(owner: str, name: str, value: str | PathLike[str]) -> str:
+    """Return a path as text; `owner` and `name` are the callback's class and argument."""
+    text = fspath(value) if isinstance(value, str | PathLike) else None
+    if not isinstance(text, str):
+        raise UsageError(f"{owner} takes {name}, text or a pathlib.Path, not {value!r:.60}")
+    return text
+
+
 def rank_of(model: Any) -> int:
     """Return the rank of a model's process."""
     communicator = model.replicator.communicator
@@ -130,7 +141,7 @@ class Monitor:
         if mode not in ("auto", "min", "max"):
             raise UsageError(f'{owner} takes mode "auto", "min" or "max", not {mode!r}')
         self._owner, self.name, self._mode = owner, name, mode
-        self._delta = abs(min_delta)
+        self._delta = abs(checked(f"min_delta of {owner}", min_delta, low=-math.inf))
         self.best: float | None = None
         self._warned = False
 

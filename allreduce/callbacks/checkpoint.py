@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from os import PathLike, fspath
+from contextlib import suppress
+from os import PathLike
 from string import Formatter
 from typing import Any
 
 import numpy as np
 
-from allreduce.callbacks.base import Callback, Logs, Monitor
+from allreduce.callbacks.base import Callback, Logs, Monitor, path_text
 from allreduce.errors import UsageError
 
 # How similar to a known name a misspelt one is; names that other callbacks add are less.
@@ -35,7 +36,7 @@ class ModelCheckpoint(Callback):
         initial_value_threshold: A value that has to be bettered.
 
     Raises:
-        UsageError: `save_freq` is neither.
+        UsageError: `save_freq` is neither, or another argument is of another type.
     """
 
     def __init__(
@@ -56,7 +57,8 @@ class ModelCheckpoint(Callback):
             )
         self._monitor = Monitor("ModelCheckpoint", monitor, mode)
         self._monitor.best = initial_value_threshold
-        self.filepath, self.verbose = fspath(filepath), verbose
+        self.filepath = path_text("ModelCheckpoint", "filepath", filepath)
+        self.verbose = verbose
         self.save_best_only, self.save_weights_only = save_best_only, save_weights_only
         self.save_freq = save_freq
         self._epoch = self._batches = 0
@@ -90,6 +92,8 @@ class ModelCheckpoint(Callback):
                     f"ModelCheckpoint: filepath {self.filepath!r} names {name!r}, but there are "
                     f"{', '.join(known)}{hint}"
                 )
+        with suppress(KeyError):  # a name that another callback adds
+            self._filled({**dict.fromkeys(known, 0.5), "epoch": 1, "batch": 1})
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002
         self._epoch = epoch
@@ -123,12 +127,18 @@ class ModelCheckpoint(Callback):
         if batch is not None:
             values["batch"] = batch + 1
         try:
-            return self.filepath.format(**values)
+            return self._filled(values)
         except KeyError as error:
             raise UsageError(
                 f"ModelCheckpoint: filepath {self.filepath!r} names {error}, but there are "
                 f"{', '.join(values)}"
             ) from None
+
+    def _filled(self, values: dict[str, Any]) -> str:
+        try:
+            return self.filepath.format(**values)
+        except (AttributeError, TypeError, ValueError) as error:  # such as {epoch:.2s}
+            raise UsageError(f"ModelCheckpoint: filepath {self.filepath!r}: {error}") from None
 
 
 def _first_name(field: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from allreduce.callbacks.base import Callback, Logs
+from allreduce.callbacks.base import Callback, Logs, path_text
 from allreduce.errors import UsageError
 from allreduce.files import refusal
 
@@ -26,7 +26,8 @@ class CSVLogger(Callback):
     def __init__(
         self, filename: str | PathLike[str], separator: str = ",", append: bool = False
     ) -> None:
-        self._path, self._separator, self._append = Path(filename), separator, append
+        self._path = Path(path_text("CSVLogger", "filename", filename))
+        self._separator, self._append = separator, append
         self._file: TextIO | None = None
         self._columns: list[str] = []
 

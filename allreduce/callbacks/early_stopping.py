@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from allreduce.callbacks.base import Callback, Logs, Monitor
+from allreduce.devices.integers import integer
 from allreduce.events import logger
+from allreduce.optim.checks import checked
 
 
 class EarlyStopping(Callback):
@@ -23,6 +27,9 @@ class EarlyStopping(Callback):
         restore_best_weights: Whether the model gets the best epoch's weights back at the end. Each
             rank keeps a copy in memory. The optimizer's slots stay those of the last epoch.
         start_from_epoch: Earlier epochs are not looked at.
+
+    Raises:
+        UsageError: An argument is out of range.
     """
 
     def __init__(
@@ -37,9 +44,12 @@ class EarlyStopping(Callback):
         start_from_epoch: int = 0,
     ) -> None:
         self._monitor = Monitor("EarlyStopping", monitor, mode, min_delta)
-        self.monitor, self.patience, self.verbose = monitor, patience, verbose
-        self.baseline = baseline
-        self.restore_best_weights, self.start_from_epoch = restore_best_weights, start_from_epoch
+        self.monitor, self.verbose = monitor, verbose
+        self.patience = integer("patience of EarlyStopping", patience, 0)
+        self.start_from_epoch = integer("start_from_epoch of EarlyStopping", start_from_epoch, 0)
+        if baseline is not None:
+            baseline = checked("baseline of EarlyStopping", baseline, low=-math.inf)
+        self.baseline, self.restore_best_weights = baseline, restore_best_weights
         self.on_train_begin()
 
     def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002

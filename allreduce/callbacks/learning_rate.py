@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from allreduce.callbacks.base import Callback, Logs, Monitor
+from allreduce.devices.integers import integer
 from allreduce.errors import UsageError
 from allreduce.optim.checks import checked
 
@@ -66,7 +67,7 @@ class ReduceLROnPlateau(Callback):
         min_lr: The rate is never lower.
 
     Raises:
-        UsageError: The factor is not below 1.
+        UsageError: An argument is out of range.
     """
 
     def __init__(
@@ -80,14 +81,19 @@ class ReduceLROnPlateau(Callback):
         cooldown: int = 0,
         min_lr: float = 0.0,
     ) -> None:
-        if not 0 < factor < 1:
-            raise UsageError(f"ReduceLROnPlateau takes a factor between 0 and 1, not {factor!r}")
         self._monitor = Monitor("ReduceLROnPlateau", monitor, mode, min_delta)
-        self.factor, self.patience, self.verbose = factor, patience, verbose
-        self.cooldown, self.min_lr = cooldown, min_lr
-        self.on_train_begin()
+        self.factor = checked("factor of ReduceLROnPlateau", factor, low=0.0, high=1.0, above=True)
+        self.patience = integer("patience of ReduceLROnPlateau", patience, 0)
+        self.cooldown = integer("cooldown of ReduceLROnPlateau", cooldown, 0)
+        self.min_lr = checked("min_lr of ReduceLROnPlateau", min_lr, low=0.0)
+        self.verbose = verbose
+        self.wait = self.cooldown_counter = 0
 
     def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002
+        if self.model.optimizer.constant_rate is None:
+            raise UsageError(
+                "ReduceLROnPlateau: the optimizer's learning rate is a schedule; give it a number"
+            )
         self._monitor.best = None
         self.wait = self.cooldown_counter = 0
 
@@ -109,10 +115,6 @@ class ReduceLROnPlateau(Callback):
                 self._reduce(epoch, rate)
 
     def _reduce(self, epoch: int, rate: float) -> None:
-        if not isinstance(self.model.optimizer.get_config()["learning_rate"], float):
-            raise UsageError(
-                "ReduceLROnPlateau: the optimizer's learning rate is a schedule; give it a number"
-            )
         self.model.optimizer.learning_rate = max(rate * self.factor, self.min_lr)
         self.cooldown_counter, self.wait = self.cooldown, 0
         if self.verbose:

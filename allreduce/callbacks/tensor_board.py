@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.callbacks.base import Callback, Logs
+from allreduce.callbacks.base import Callback, Logs, path_text
+from allreduce.devices.integers import integer
 from allreduce.errors import UnsupportedError, UsageError
 
 _BINS = 30  # of a histogram, as Keras has
@@ -34,7 +35,7 @@ class TensorBoard(Callback):
         update_freq: "epoch"; "batch" or a number of batches to write `batch_loss` and so on, too.
 
     Raises:
-        UsageError: `update_freq` is none of these.
+        UsageError: An argument is none of these.
         UnsupportedError: TensorBoard is not installed.
     """
 
@@ -52,8 +53,9 @@ class TensorBoard(Callback):
             raise UsageError(
                 f'TensorBoard takes update_freq "epoch", "batch" or a number, not {update_freq!r}'
             )
-        self._folder = Path(log_dir)
-        self._histogram_freq, self._write_graph = histogram_freq, write_graph
+        self._folder = Path(path_text("TensorBoard", "log_dir", log_dir))
+        self._histogram_freq = integer("histogram_freq of TensorBoard", histogram_freq, 0)
+        self._write_graph = write_graph
         self._every, self._batches = each, 0
         self._writers: dict[str, Any] = {}
         _proto()

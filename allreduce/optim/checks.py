@@ -17,6 +17,7 @@ def checked(
 
     Args:
         value: A number, also as an array without axes.
+        low: -infinity if there is no bound.
 
     Raises:
         UsageError: It is out of range, or no number.
@@ -25,7 +26,8 @@ def checked(
         value = value[()]
     if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
         result = float(value)  # not finite: fails the comparisons, inf against the last one
-        if (low < result or (result == low and not above)) and result < high:
+        if (low < result or (result == low and not above)) and -math.inf < result < high:
             return result
-    bounds = f"{'>' if above else '>='} {low:g}" + ("" if high == math.inf else f" and < {high:g}")
-    raise UsageError(f"{name} is a finite number {bounds}, not {value!r}")
+    bounds = "" if low == -math.inf else f" {'>' if above else '>='} {low:g}"
+    bounds += "" if high == math.inf else f" and < {high:g}"
+    raise UsageError(f"{name} is a finite number{bounds}, not {value!r}")

@@ -216,7 +216,7 @@ def test_plateaus_lower_the_learning_rate() -> None:
     schedule = ar.optim.schedules.ExponentialDecay(0.1, 10, 0.9)
     scheduled.compile(ar.optim.SGD(schedule), "sparse_categorical_crossentropy")
     with pytest.raises(UsageError, match="learning rate is a schedule; give it a number"):
-        fitted(Scripted([1.0] * 3), ar.callbacks.ReduceLROnPlateau(patience=1), model=scheduled)
+        fitted(ar.callbacks.ReduceLROnPlateau(patience=10), epochs=1, model=scheduled)
 
 
 def test_schedulers_get_the_epoch_and_the_rate() -> None:
@@ -263,6 +263,8 @@ def test_checkpoints_count_batches_and_save_weights(tmp_path: Path) -> None:
         ("{batch}", "names 'batch', but there are epoch"),
         ("{}", "names '', but there are epoch"),
         ("{epoch", "expected '}'"),
+        ("{epoch:.2s}", "filepath .*: Unknown format code 's'|Precision not allowed in integer"),
+        ("{loss:d}", "filepath .*: Unknown format code 'd'"),
     ],
 )
 def test_a_misspelt_name_of_a_checkpoint_fails_before_the_first_epoch(
@@ -393,7 +395,26 @@ def test_history_draws_its_values() -> None:
             lambda: fitted(untyped.LearningRateScheduler(lambda epoch: None)),
             "LearningRateScheduler's function gave for epoch 1 is a finite number >= 0, not None",
         ),
-        (lambda: ar.callbacks.ReduceLROnPlateau(factor=2), "a factor between 0 and 1"),
+        (
+            lambda: ar.callbacks.ReduceLROnPlateau(factor=2),
+            "factor of ReduceLROnPlateau is a finite number > 0 and < 1, not 2",
+        ),
+        (lambda: ar.callbacks.ReduceLROnPlateau(min_lr=-1), "min_lr of .* number >= 0, not -1"),
+        (lambda: ar.callbacks.ReduceLROnPlateau(cooldown=-1), "cooldown of .* from 0, not -1"),
+        (
+            lambda: ar.callbacks.EarlyStopping(patience=-1),
+            "patience of EarlyStopping is an integer from 0, not -1",
+        ),
+        (lambda: untyped.EarlyStopping(patience=2.5), "patience of .* from 0, not 2.5"),
+        (lambda: untyped.EarlyStopping(start_from_epoch="a"), "start_from_epoch of .*, not 'a'"),
+        (
+            lambda: untyped.EarlyStopping(baseline="a"),
+            "baseline of EarlyStopping is a finite number, not 'a'",
+        ),
+        (lambda: ar.callbacks.EarlyStopping(min_delta=np.inf), "min_delta of .* number, not inf"),
+        (lambda: untyped.CSVLogger(3), "CSVLogger takes filename, text or a pathlib.Path, not 3"),
+        (lambda: untyped.ModelCheckpoint(b"a"), "ModelCheckpoint takes filepath, text or .* b'a'"),
+        (lambda: untyped.TensorBoard(None), "TensorBoard takes log_dir, text or .* not None"),
         (
             lambda: untyped.TensorBoard("logs", write_images=True),
             "TensorBoard takes no write_images=: histogram_freq= writes",
