@@ -61,8 +61,9 @@ class ParameterServerStrategy(Strategy):
         replicas_to_aggregate: How many gradients a synchronous update takes, which is also the
             number of parts of a global batch; by default the number of workers.
         total_replicas: How many gradients are computed at a time; those above
-            `replicas_to_aggregate` are of backup workers, so that slow ones hold nobody up. By
-            default `replicas_to_aggregate`.
+            `replicas_to_aggregate` are of backup workers, so that slow ones hold nobody up. If
+            there are fewer workers, each computes one after the other. By default
+            `replicas_to_aggregate`.
         staleness: How many steps a worker may be ahead of the slowest one, with asynchronous
             updates; it then waits. From 1 on, a step does not wait for the answer to the gradients
             of the step before. None for any number, without such overlap.
@@ -135,7 +136,6 @@ class ParameterServerStrategy(Strategy):
         self._number = next(_made)
         # The latest update that a loop of the program's own has given to, and how many gradients.
         self._contributed, self._given = -1, 0
-        self._most_given = -(-self._options.total_replicas // len(self._tasks))
         self._update = -1  # the synchronous update whose parameters are here
         secret = read.secret or b""
         self._servers = connect_all(
@@ -264,14 +264,14 @@ class ParameterServerStrategy(Strategy):
             self._variables.contribute(links, share["update"], share["part"], share["of"])
 
     def _await_update(self) -> None:
-        """Wait for the update that this worker has contributed to, and take its parameters.
+        """Wait until this worker may give to an update, and take its parameters.
 
-        If an update takes more gradients than there are workers, each gives several before.
+        If an update takes more gradients than there are workers, each gives several to it.
         """
         wait = Wait(self.timeout)
-        over = self._contributed if self._given >= self._most_given else self._contributed - 1
+        fields = {"update": self._contributed, "given": self._given}
         while True:
-            reply, _ = self._servers[0].call("newest", {"update": over})
+            reply, _ = self._servers[0].call("newest", fields)
             if not reply["wait"]:
                 break
             if not wait.has_time_left("the gradients of other workers"):

@@ -83,7 +83,8 @@ class TrainingJob:
     def __init__(self) -> None:
         self._stores = Stores(self._save_progress)
         self._workers: dict[str, _Worker] = {}
-        self._ended: set[str] = set()  # tasks whose program has ended without an error
+        self._gone: set[str] = set()  # tasks that have died or ended
+        self._ended: set[str] = set()  # those of them whose program has ended without an error
         self._size = 0  # the number of workers in the cluster
         self._fits: dict[int, Fit] = {}
         self._seed: int | None = None
@@ -117,6 +118,7 @@ class TrainingJob:
             fits = list(self._fits.values())
             if worker is None:
                 return
+            self._gone.add(worker.task)
             if has_left:
                 self._ended.add(worker.task)
             if self._aggregation is not None:
@@ -160,6 +162,7 @@ class TrainingJob:
         """Let a worker in, after each new connection of it."""
         with self._changed:
             self._size = fields["workers"]
+            self._gone.discard(fields["task"])
             self._ended.discard(fields["task"])
             self._workers[caller] = _Worker(fields["task"], fields["is_chief"])
             self._changed.notify_all()
@@ -299,12 +302,22 @@ class TrainingJob:
     # --- synchronous updates of loops of the program's own ---
 
     def _newest(self, _: str, fields: Mapping[str, Any], __: Arrays) -> Reply:
-        """Wait until a synchronous update is over; returns the number of the next one."""
+        """Return the number of the update under way; wait while a worker has given its part of it.
+
+        The other workers give the parts of those that have died or ended.
+        """
         with self._changed:
             syncs = self._aggregation
             assert syncs is not None, "each connection has joined, with synchronous updates"
-            over = self._changed.wait_for(lambda: syncs.update > fields["update"], WAIT_SECONDS)
-            return {"wait": not over, "update": syncs.update}, ()
+            may_give = self._changed.wait_for(
+                lambda: syncs.update > fields["update"] or fields["given"] < self._share_of(syncs),
+                WAIT_SECONDS,
+            )
+            return {"wait": not may_give, "update": syncs.update}, ()
+
+    def _share_of(self, syncs: Aggregation) -> int:
+        """Return how many gradients each worker that is there gives to an update at most."""
+        return -(-syncs.total // max(1, self._size - len(self._gone)))
 
     def _offer(self, caller: str, fields: Mapping[str, Any], _: Arrays) -> Reply:
         """Ask whether a synchronous update takes a gradient."""

@@ -231,13 +231,8 @@ def test_a_saved_model_goes_on_elsewhere(worker: Worker, tmp_path: Path) -> None
         np.testing.assert_array_equal(loaded.optimizer.state()[name], slot)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"update": "sync"}, {"staleness": 2}, {"update": "sync", "replicas_to_aggregate": 2}],
-    ids=str,
-)
-def test_a_loop_of_ones_own_learns(worker: Worker, options: dict[str, Any]) -> None:
-    strategy = worker(**options)
+def own_step(strategy: Any) -> Callable[[], float]:
+    """Return a step of a loop of one's own, which returns the loss."""
     with strategy.scope():
         weights = ar.Variable(np.zeros(6, np.float32), name="weights")
         optimizer = ar.optim.Adam(0.1)
@@ -250,7 +245,35 @@ def test_a_loop_of_ones_own_learns(worker: Worker, options: dict[str, Any]) -> N
         optimizer.minimize(loss, [weights])
         return loss
 
-    losses = [float(np.mean(strategy.run(step, (x, y)).values[0])) for _ in range(60)]
+    return lambda: float(np.mean(strategy.run(step, (x, y)).values[0]))
+
+
+@pytest.mark.parametrize(("size", "total"), [(2, 2), (4, 10), (2, 10)])
+def test_a_loop_of_ones_own_goes_on_without_a_worker_that_has_ended(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, size: int, total: int
+) -> None:
+    sizes: dict[str, Any] = {"replicas_to_aggregate": size, "total_replicas": total}
+    strategy = worker(workers=2, update="sync", **sizes)
+    monkeypatch.setenv("ALLREDUCE_TASK", "worker:1")
+    monkeypatch.setattr(parameter_server, "_made", itertools.count(strategy._number))
+    other = ar.ParameterServerStrategy(timeout=20, update="sync", **sizes)
+    first, second = own_step(strategy), own_step(other)
+    for _ in range(size):
+        loss = first(), second()
+    other.close()
+    assert [first() for _ in range(30)][-1] < loss[0]
+    assert strategy.status()["updates"]["/job:ps/task:0"] >= 30 // size
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"update": "sync"}, {"staleness": 2}, {"update": "sync", "replicas_to_aggregate": 2}],
+    ids=str,
+)
+def test_a_loop_of_ones_own_learns(worker: Worker, options: dict[str, Any]) -> None:
+    strategy = worker(**options)
+    step = own_step(strategy)
+    losses = [step() for _ in range(60)]
     assert losses[-1] < losses[0] / 5
     found = strategy.status()
     assert found["updates"] == {"/job:ps/task:0": 60 // options.get("replicas_to_aggregate", 1)}
