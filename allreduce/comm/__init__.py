@@ -22,7 +22,7 @@ from allreduce.comm.control_collectives import (
 from allreduce.comm.core.transport import Work
 from allreduce.comm.device_sharing import share_devices
 from allreduce.comm.registry import open_members, opener
-from allreduce.errors import UsageError
+from allreduce.errors import UnsupportedError, UsageError
 from allreduce.keywords import explain
 
 __all__ = [
@@ -161,14 +161,14 @@ def _open(state: _State, given: dict[str, Any]) -> Communicator:
         state.world = None
         state.names.clear()
     joined = _join(state, given)
+    seconds = asked.get("timeout", read.timeout)
     try:
         transport = _transport(asked, read)  # once joined: ranks print an equal error once
-    except UsageError:
+        name = _fresh(state, "world")
+        made = open_members(transport, joined, 1, name=name, timeout=seconds)[0]
+    except (UsageError, UnsupportedError):  # after other errors a second attempt may succeed
         state.arguments = before
         raise
-    seconds = asked.get("timeout", read.timeout)
-    name = _fresh(state, "world")
-    made = open_members(transport, joined, 1, name=name, timeout=seconds)[0]
     state.facts |= {"transport": made.transport, "timeout": seconds}
     return made
 
@@ -196,7 +196,7 @@ def _join(state: _State, given: dict[str, Any]) -> World:
         asked = {name: value for name, value in state.arguments.items() if name != "transport"}
         try:
             state.world = join(**asked)
-        except UsageError:  # after other errors a second attempt may succeed
+        except UsageError:  # as in `_open`
             state.arguments = before
             raise
         read = settings.load()

@@ -107,6 +107,22 @@ def _after_a_failure() -> None:
     print("fine")
 
 
+def _after_a_refusal() -> None:
+    import os
+
+    import pytest
+
+    from allreduce import comm, errors
+
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    with pytest.raises(errors.UnsupportedError, match="transport 'nccl' is for GPUs"):
+        comm.init(transport="nccl")
+    os.environ["ALLREDUCE_ACROSS"] = "pigeons"
+    with pytest.raises(errors.UsageError, match="unknown transport between hosts 'pigeons'"):
+        comm.init(transport="hierarchical")
+    print(comm.init().transport)
+
+
 def test_arguments_left_out_are_as_they_were() -> None:
     for result in run_ranks(_as_before, 2):
         assert result.stdout == "fine\n", result
@@ -115,6 +131,11 @@ def test_arguments_left_out_are_as_they_were() -> None:
 def test_a_failed_attempt_is_repeated_for_the_same_world() -> None:
     (result,) = run_ranks(_after_a_failure, 1)
     assert result.stdout == "fine\n", result
+
+
+def test_a_refused_transport_is_forgotten() -> None:
+    for result in run_ranks(_after_a_refusal, 2):
+        assert result.stdout == "shared\n", result
 
 
 @pytest.mark.parametrize(
