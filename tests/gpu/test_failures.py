@@ -197,3 +197,38 @@ def test_a_failure_of_one_rank_ends_all_at_once(what: str, error: str, tmp_path:
         said = rf"PeerLostError: \[nccl\] rank {rank}: rank 2 aborted the communicator: {error}"
         assert re.match(said, text), text
     assert re.match(rf"InternalError: \[nccl\] rank 2: {error}", found[2]), found[2]
+
+
+LEAVING = """
+import atexit, sys, time
+
+atexit.register(lambda: print(f"ended after {time.monotonic() - began:.1f} s", flush=True))
+import numpy as np
+import allreduce as ar
+from allreduce import devices
+
+comm = ar.init(timeout=20)
+x = devices.lookup("GPU:0").allocate(16).array(np.float32, (4,))
+devices.write(x, 1)
+comm.all_reduce(x, out=x)
+began = time.monotonic()
+if comm.rank == 1:
+    time.sleep(6)
+    print(devices.read(x).tolist(), flush=True)
+if sys.argv[1] == "close":
+    comm.close()
+"""
+
+
+@SIMULATED
+@pytest.mark.parametrize("how", ["close", "end"])
+def test_a_rank_leaves_while_others_go_on(how: str, tmp_path: Path) -> None:
+    """NCCL's own end of a communicator would wait for the others."""
+    script = tmp_path / "leaving.py"
+    script.write_text(LEAVING)
+    command = [sys.executable, "-m", "allreduce.run", "-n", "2", str(script), how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "[1] [2.0, 2.0, 2.0, 2.0]" in done.stdout, done.stderr
+    found = re.search(r"\[0\] ended after (.*) s", done.stdout)
+    assert found, done.stdout
+    assert float(found[1]) < 4

@@ -243,6 +243,27 @@ def test_an_abort_frees_a_collective_that_waits_for_a_rank() -> None:
     assert run(rank) == [True, True]
 
 
+@SIMULATED
+@pytest.mark.parametrize("ends", ["finalize", "destroy"])
+def test_a_rank_ends_with_the_last_one(ends: str) -> None:
+    """Both calls wait for the other ranks, unless all have finalized before."""
+    left = threading.Event()
+
+    def rank(me: Member) -> bool:
+        if me.rank == 1:
+            time.sleep(0.3)
+            assert not left.is_set()
+            me.communicator.finalize()
+        elif ends == "finalize":
+            me.communicator.finalize()
+        me.communicator.destroy()
+        if me.rank == 0:
+            left.set()
+        return True
+
+    assert run(rank) == [True, True]
+
+
 def alone(program: Callable[..., None], *arguments: Any, **more: str) -> Any:
     """Run a function of this file in a process of its own."""
     text = f"from {__name__} import {program.__name__} as f; f(*{arguments!r})"

@@ -48,7 +48,10 @@ exit_hooks.on_failure(_abort_all)
 
 
 def drain_devices(transports: Sequence[Transport]) -> None:
-    """Wait for calls on devices: peers may still be in them, and closing would end theirs, too."""
+    """Wait for calls on devices: peers may still be in them, and closing would end theirs, too.
+
+    Members of one process begin to leave together, as each one's `close` waits for the others.
+    """
     for transport in transports:
         if isinstance(transport, DeviceTransport):
             transport.drain()

@@ -355,7 +355,10 @@ class DeviceTransport(Protocol):
         """Refuse a call whose dtype or operator it does not carry on devices."""
 
     def drain(self) -> None:
-        """Wait until the calls on devices have ended, or the communicator has failed."""
+        """Wait until the calls on devices have ended, or the communicator has failed.
+
+        Then begin to leave, without `close`'s wait for other members; no call may follow.
+        """
 
 
 _ALIGNMENT = 64  # bytes: a cache line

@@ -138,9 +138,10 @@ class Replicas:
 
     def _close_communicators(self) -> None:
         """Close the communicators of `replicas`; may be repeated after an interrupt."""
-        for each in self._replicas or ():
-            if each.communicator is not None:
-                each.communicator.close()
+        made = [each.communicator for each in self._replicas or () if each.communicator is not None]
+        lifecycle.drain_devices([each._dispatch.transport for each in made])
+        for each in made:
+            each.close()
         if self._closing is not None:
             self._closing.detach()
         _communicating.discard(self)

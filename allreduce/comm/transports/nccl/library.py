@@ -25,7 +25,8 @@ _ID_BYTES = 128
 # missing.
 CALLS = (
     *("get_version", "get_unique_id", "get_last_error", "group_start", "group_end"),
-    *("comm_init_rank_config", "comm_get_async_error", "comm_abort", "comm_destroy"),
+    *("comm_init_rank_config", "comm_get_async_error"),
+    *("comm_abort", "comm_finalize", "comm_destroy"),
     *("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "send", "recv"),
     *("red_op_create_pre_mul_sum", "red_op_destroy"),
 )

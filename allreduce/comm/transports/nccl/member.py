@@ -21,6 +21,7 @@ from allreduce.errors import ClosedError, InternalError, TimeoutError
 from allreduce.events import logger
 
 _LOOK_SECONDS = 0.0005  # between looks at an unfinished call
+_FINALIZE_SECONDS = 2.0  # for the other members to leave, too
 
 
 class _Order:
@@ -66,6 +67,7 @@ class NcclMember:
         self._timeout, self._check = timeout, check
         self.stream: Any = device.own(COLLECTIVE)
         self.aborted = False
+        self._finalized: float | None = None  # when it began to
         self._lock = threading.RLock()
         self._order = _orders.setdefault(device.identity, _Order())
         self._enter()
@@ -153,9 +155,9 @@ class NcclMember:
 
     def _enqueue(self, calls: Sequence[PreparedOnDevice]) -> list[int]:
         """Make the calls; returns the operators that were made for them."""
-        if self.aborted:
+        if self.aborted or self._finalized is not None:
             self._check()
-            raise ClosedError(f"{self.where}: the communicator was aborted")
+            raise ClosedError(f"{self.where}: the communicator was aborted, or is being closed")
         try:
             operators = [self._operator(each.call, each.factor) for each in calls]
             with _group() if len(calls) > 1 else nullcontext():
@@ -179,24 +181,51 @@ class NcclMember:
         share = factor / self.size if call.op == "mean" else factor
         return library.scaled_sum(self.handle, call.dtype, share)
 
+    def finalize(self) -> None:
+        """Begin to leave: NCCL sends what other members still await. All calls must be complete.
+
+        Does not block. NCCL waits in the background for the other members to finalize, too: call
+        this for all members of this process before the first `close`.
+        """
+        with self._lock:
+            if not self.aborted and self._finalized is None:
+                self._finalized = time.monotonic()
+                if not self._call("finalize", lambda: api.comm_finalize(self.handle)):
+                    self.abort()
+
+    def close(self) -> None:
+        """Leave; waits a while for the other members if `finalize` was called.
+
+        Source: NCCL's user guide, ncclCommFinalize and ncclCommDestroy: only after the former has
+        ended, the latter does not wait for other members.
+        """
+        if self._finalized is not None:
+            until = self._finalized + _FINALIZE_SECONDS
+            while (status := self.status()) == "InProgress" and time.monotonic() < until:
+                time.sleep(_LOOK_SECONDS)
+            if not status:
+                self._end("leave", lambda: api.comm_destroy(self.handle))
+        self.abort()  # unless it has ended
+
     def abort(self) -> None:
         """Free whoever is stuck in it; no further call is made."""
+        self._end("abort", lambda: api.comm_abort(self.handle))
+
+    def _end(self, what: str, end: Callable[[], object]) -> None:
         with self._lock:
             if not self.aborted and getattr(self.device, "usable", True):
                 self.aborted = True
-                try:
-                    self._enter()
-                    api.comm_abort(self.handle)
-                except Exception as error:  # a failed GPU, for one: the others are aborted, too
-                    logger.warning("%s: NCCL could not abort: %r", self.where, error)
+                self._call(what, end)
 
-    def close(self) -> None:
-        """Leave; all its calls must be complete."""
-        with self._lock:
-            if not self.aborted:
-                self.aborted = True
-                self._enter()
-                api.comm_destroy(self.handle)
+    def _call(self, what: str, function: Callable[[], object]) -> bool:
+        """Call a function of NCCL's; logs an error, as of a lost GPU: others have to end, too."""
+        try:
+            self._enter()
+            function()
+        except Exception as error:
+            logger.warning("%s: NCCL could not %s: %r", self.where, what, error)
+            return False
+        return True
 
 
 def _address(array: Any) -> int:

@@ -165,6 +165,9 @@ class OneGpuMember:
         """Make no further call."""
         self.aborted = True
 
+    def finalize(self) -> None:
+        """Do nothing: complete calls need no member any more."""
+
     def close(self) -> None:
         """Leave; all its calls must be complete."""
         self.aborted = True

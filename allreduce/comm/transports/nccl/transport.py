@@ -236,6 +236,9 @@ class NcclTransport(Transport):
     def drain(self) -> None:
         if not self.dead:
             self.watch.drain()
+        if not self.dead:
+            for member in list(self._members.values()):
+                member.finalize()
 
     def close(self, drain: bool) -> None:
         if drain:
@@ -245,11 +248,10 @@ class NcclTransport(Transport):
         for member in members:
             if self.watch.settle in member.device.guards:
                 member.device.guards.remove(self.watch.settle)
-        if drain and not self.dead:
-            for member in members:
-                member.close()
-        else:
+        if self.dead:
             self.watch.abort_members()
+        for member in members:
+            member.close()
         if self._plane is not None:
             self._plane.close(drain=False)
         self.control.close(drain)

@@ -168,7 +168,7 @@ bool is_asked(const char* variable, std::uint64_t number) {
 }
 
 int launch(Communicator* communicator, std::vector<Call> calls) {
-  if (communicator->state != kSuccess)
+  if (communicator->state != kSuccess || communicator->is_finalized)
     return refuse(communicator, kInvalidUsage, "the communicator is not ready, or has failed");
   const std::uint64_t number = communicator->launches++;
   if (is_asked("STANDIN_NCCL_REFUSES", number))
@@ -264,6 +264,15 @@ int end_group() {
 
 void await_outstanding(Communicator* communicator) {
   while (communicator->outstanding) usleep(100);
+}
+
+// Waits for all ranks, whose last transfers may need this one. An abort ends the wait.
+bool meet_to_finalize(Communicator* communicator) {
+  auto* shared = communicator->shared;
+  if (!shared) return true;  // it was never made
+  ++shared->finalized;
+  return wait_until(communicator, "CommFinalize",
+                    [=] { return shared->finalized >= communicator->size; });
 }
 
 // Exchanges colors and keys on the host, then joins the ranks of the same color.
@@ -387,21 +396,26 @@ int ncclCommGetAsyncError(Communicator* communicator, int* result) {
 
 int ncclCommFinalize(Communicator* communicator) {
   live(communicator);
-  if (!communicator->is_blocking) {
-    communicator->state = kInProgress;
-    std::thread([communicator] {
-      await_outstanding(communicator);
-      communicator->state = kSuccess;
-    }).detach();
-    return kInProgress;
-  }
   await_outstanding(communicator);
-  return kSuccess;
+  if (communicator->is_finalized) return refuse(communicator, kInvalidUsage, "finalized before");
+  communicator->is_finalized = true;
+  if (communicator->is_blocking) {
+    meet_to_finalize(communicator);
+    return kSuccess;
+  }
+  communicator->state = kInProgress;
+  ++communicator->outstanding;
+  std::thread([communicator] {
+    if (meet_to_finalize(communicator)) communicator->state = kSuccess;
+    --communicator->outstanding;
+  }).detach();
+  return kInProgress;
 }
 
 int ncclCommDestroy(Communicator* communicator) {
   live(communicator);
   await_outstanding(communicator);
+  if (!communicator->is_finalized) meet_to_finalize(communicator);
   if (communicator->shared) munmap(communicator->shared, sizeof(Shared));
   delete communicator;
   return kSuccess;

@@ -54,7 +54,7 @@ struct Box {  // from one rank to another
 };
 
 struct Shared {  // a file that all ranks map; it starts as zeros
-  std::atomic<int> joined;
+  std::atomic<int> joined, finalized;
   struct Rank {
     std::atomic<int> pid;
     char device[64];  // host and number
@@ -78,7 +78,7 @@ struct Communicator {
   std::string name;
   Shared* shared = nullptr;
   int rank = 0, size = 0, device = 0;
-  bool is_blocking = true;
+  bool is_blocking = true, is_finalized = false;
   std::uint64_t sequence = 0, launches = 0, phase = 0, host_phase = 0, splits = 0;
   std::atomic<int> state{kInProgress};  // the asynchronous error
   std::atomic<bool> is_aborted{false};
