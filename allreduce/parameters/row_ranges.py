@@ -26,6 +26,9 @@ class FitSpec:
         validated: The epochs after which to validate.
         micro_batches: The number of batches in an update of one worker.
         may_stop: Whether callbacks may end the training, so that workers wait for the chief's word.
+        shuffle: Whether rows are taken in a drawn order.
+        trained: The epochs that the model was trained for before, on which that order depends.
+        samples: Describes the arrays, with checksums of some of their values.
     """
 
     rows: int
@@ -38,6 +41,9 @@ class FitSpec:
     validated: tuple[int, ...] = ()
     micro_batches: int = 1
     may_stop: bool = False
+    shuffle: bool = True
+    trained: int = 0
+    samples: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data, which `of_json` reads."""

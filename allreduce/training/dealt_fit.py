@@ -15,13 +15,14 @@ import numpy as np
 from allreduce.callbacks.history import History
 from allreduce.data import shuffled
 from allreduce.data.prefetch import Stager
-from allreduce.errors import UnsupportedError, UsageError
+from allreduce.errors import UnsupportedError
 from allreduce.graph.core import pytree
 from allreduce.graph.core.seed import get_seed
 from allreduce.graph.trace.per_replica import PerReplica
 from allreduce.parameters.dealing import TRAIN, VALIDATE, Answer
 from allreduce.parameters.row_ranges import FitSpec
 from allreduce.training.arrays import Samples, gives_batches
+from allreduce.training.facts import digest
 from allreduce.training.hooks import Hooks, as_callbacks
 from allreduce.training.inputs import resolve_batch_size, training_data
 from allreduce.training.loop import run
@@ -98,7 +99,7 @@ class _Run:
         if tests is not None:
             self._samples[VALIDATE] = tests
             model.prepare(tests, "validation ")
-        self._spec = _spec(model, options, size, given.rows, tests, bool(callbacks))
+        self._spec = _spec(model, options, size, given, tests, bool(callbacks))
         params = {"epochs": int(options.epochs), "steps": self._spec.steps or None}
         params |= {"verbose": options.verbose, "do_validation": tests is not None}
         self._hooks = Hooks(model, callbacks, params)
@@ -263,12 +264,12 @@ def _spec(
     model: Trainable,
     options: FitOptions,
     batch_size: int,
-    rows: int,
+    given: Samples,
     tests: Samples | None,
     may_stop: bool,
 ) -> FitSpec:
-    if not rows:
-        raise UsageError("fit: x is empty")
+    arrays = given.named() | ({} if tests is None else tests.named("validation "))
+    samples = [f"{name} {each.shape} {digest(each)}" for name, each in arrays.items()]
     epochs = range(options.initial_epoch, options.epochs)
     micro_batches = getattr(getattr(model, "optimizer", None), "gradient_accumulation", 1)
     if options.validation_steps is not None and tests is not None:
@@ -277,7 +278,7 @@ def _spec(
             "fewer rows as validation_data"
         )
     return FitSpec(
-        rows=rows,
+        rows=given.rows,
         tests=0 if tests is None else tests.rows,
         batch_size=batch_size,
         test_batch_size=int(options.validation_batch_size or batch_size),
@@ -287,4 +288,7 @@ def _spec(
         validated=tuple(e for e in epochs if tests is not None and options.validates(e)),
         micro_batches=int(micro_batches),
         may_stop=may_stop,
+        shuffle=bool(options.shuffle),
+        trained=model.epochs_done,
+        samples=", ".join(samples),
     )

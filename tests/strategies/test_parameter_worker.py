@@ -18,7 +18,7 @@ from allreduce.strategies import parameter_server
 
 import allreduce as ar
 from allreduce.cluster.host import waiting
-from allreduce.errors import TimeoutError, UnsupportedError, UsageError
+from allreduce.errors import MismatchError, TimeoutError, UnsupportedError, UsageError
 from allreduce.parameters import checkpoint
 from allreduce.parameters.arena_store import ArenaStore
 from allreduce.server.client.parameter_client import connect_all
@@ -56,7 +56,7 @@ def trained(strategy: Any, optimizer: Any, **options: Any) -> tuple[Any, dict[st
         model.compile(optimizer=optimizer, loss=loss, metrics=["accuracy"])
     x, y = data()
     given = {"batch_size": 32, "epochs": 3, "verbose": 0, "validation_data": (x[:50], y[:50])}
-    return model, model.fit(x, y, **{**given, **options}).history
+    return model, model.fit(**{"x": x, "y": y, **given, **options}).history
 
 
 def rate() -> Any:
@@ -95,6 +95,28 @@ def test_synchronous_updates_of_one_gradient_are_those_of_one_replica(
     _, found = trained(worker(**options), ar.optim.Adam(0.01))
     np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-5)
     np.testing.assert_allclose(found["val_loss"], expected["val_loss"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("different", "said"),
+    [
+        ({"x": data()[0] + 1}, r"samples=.*x \(230, 6\)"),
+        ({"validation_data": (data()[0][1:51], data()[1][:50])}, r"samples=.*validation x"),
+        ({"shuffle": False}, "shuffle=False, but on the chief shuffle=True"),
+    ],
+    ids=["x", "validation", "shuffle"],
+)
+def test_workers_with_other_samples_are_refused(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, different: dict[str, Any], said: str
+) -> None:
+    strategy = worker(workers=2)
+    trained(strategy, "sgd")
+    monkeypatch.setenv("ALLREDUCE_TASK", "worker:1")
+    monkeypatch.setattr(parameter_server, "_made", itertools.count(strategy._number))
+    other = ar.ParameterServerStrategy(timeout=20)
+    with pytest.raises(MismatchError, match=said):
+        trained(other, "sgd", **different)
+    other.close()
 
 
 def test_callbacks_change_the_rate_and_stop(worker: Worker) -> None:
