@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from os import PathLike
 from pathlib import Path
@@ -61,6 +63,19 @@ class TensorBoard(Callback):
         _proto()
         if each != "epoch":  # else every batch would cost an exchange
             self.on_train_batch_end = self._after_batch  # type: ignore[method-assign]
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002
+        if self.rank:
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(self._folder, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except OSError as error:
+            raise UsageError(
+                f"TensorBoard cannot write into the folder {self._folder}: {error.strerror}; pass "
+                "another log_dir"
+            ) from None
 
     def _after_batch(self, batch: int, logs: Logs | None = None) -> None:  # noqa: ARG002
         if self._batches % int(self._every) == 0:

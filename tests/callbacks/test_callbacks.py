@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from allreduce.strategies import MirroredStrategy
 
 import allreduce as ar
+from allreduce.callbacks import tensor_board
 from allreduce.errors import UsageError
 from tests.nn.common import blobs, classifier
 
@@ -325,6 +327,22 @@ def test_a_nan_ends_training_with_the_weights_of_before(replicas: int) -> None:
     assert np.isnan(history.history["loss"][0])
     for kept, expected in zip(model.get_weights(), short.get_weights(), strict=True):
         np.testing.assert_allclose(kept, expected, rtol=1e-6)
+
+
+def test_a_folder_that_tensorboard_cannot_use_fails_before_the_first_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_board, "_proto", lambda: (None, None))  # it needs no TensorBoard
+    file = tmp_path / "file"
+    file.touch()
+    for folder in (file, file / "logs"):
+        said = f"^TensorBoard cannot write into the folder {folder}: .*; pass another log_dir$"
+        with pytest.raises(UsageError, match=said):
+            fitted(ar.callbacks.TensorBoard(folder))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda *_: False)
+        with pytest.raises(UsageError, match="Permission denied; pass another"):
+            fitted(ar.callbacks.TensorBoard(tmp_path))
 
 
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
