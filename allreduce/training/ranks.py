@@ -95,21 +95,27 @@ def gather_texts(replicator: Replicator, what: str, text: str) -> list[str]:
 def raise_together(replicator: Replicator, where: str, error: Exception | None) -> NoReturn:
     """Raise what some rank has raised: there as it is, elsewhere with that rank's traceback.
 
+    A traceback of this library's frames alone is left out: the message says it all.
+
     Args:
         replicator: The replicator of the ranks, all of which call this.
         where: The place: "batch 3", "Mine.on_epoch_end".
         error: This rank's error; None if it has none.
     """
-    own = "" if error is None else traces.text(error)
+    own = "" if error is None else _written(error)
     texts = gather_texts(replicator, f"the error in {where}", own)
     if error is not None:
         raise error
     rank, text = next((rank, text) for rank, text in enumerate(texts) if text)
     raise everywhere(
-        MismatchError(
-            f"rank {rank_of(replicator)}: {where} raised on rank {rank}:\n{text.rstrip()}"
-        )
+        MismatchError(f"rank {rank_of(replicator)}: {where} raised on rank {rank}:{text.rstrip()}")
     )
+
+
+def _written(error: Exception) -> str:
+    if isinstance(error, AllreduceError) and traces.users_line(error) is None:
+        return f" {type(error).__name__}: {error}"
+    return f"\n{traces.text(error)}"
 
 
 def gather_rows(replicator: Replicator, rows: np.ndarray, counts: Sequence[int]) -> np.ndarray:
