@@ -541,13 +541,17 @@ def test_a_worker_names_the_chief_while_it_waits_for_it(
     assert "0.5 s so far, of 1.5 s" in said
 
 
-def test_a_server_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waiting, "WARN_SECONDS", 0.3)
     spec = describe({"ps": 2, "worker": 1})
     monkeypatch.setenv("ALLREDUCE_CLUSTER", spec.as_json())
     monkeypatch.setenv("ALLREDUCE_TASK", "worker:0")
     with ar.Server(spec, "ps", 0) as server:
         with pytest.raises(TimeoutError, match="/job:ps/task:1 does not answer"):
             ar.ParameterServerStrategy(timeout=0.5)
+        assert f"waiting for /job:ps/task:1 at {spec.address('ps', 1)} to answer" in caplog.text
         deadline = time.monotonic() + 20
         while server.connections.has_client():  # that of the strategy which was not made
             assert time.monotonic() < deadline

@@ -13,6 +13,7 @@ from typing import Any
 
 from allreduce.cluster.host import machine
 from allreduce.cluster.host.address import split
+from allreduce.cluster.host.waiting import Wait
 from allreduce.cluster.leader.proof import NONCE_BYTES, digest, proves
 from allreduce.cluster.leader.rpc import grpc
 from allreduce.errors import ClosedError, JoinError, TimeoutError
@@ -100,11 +101,11 @@ class Peer:
         """Make the handshake, again if the task may have restarted; as the constructor does."""
         own = secrets.token_bytes(NONCE_BYTES)
         request = pb.HelloRequest(protocol=PROTOCOL, nonce=own)
-        deadline = time.monotonic() + timeout
+        wait, name = Wait(timeout), self._name or "the task"
         while True:
             if self._closed.is_set():
                 raise ClosedError(f"[server] closed while waiting for {self._name or self.address}")
-            left = max(deadline - time.monotonic(), _RETRY_SECONDS)
+            left = max(wait.remaining, _RETRY_SECONDS)
             try:
                 reply = self._stub.Hello(request, timeout=min(left, HANDSHAKE_SECONDS))
                 break
@@ -116,7 +117,7 @@ class Peer:
                         f"[server] the gRPC server at {self.address} is no task of a cluster; "
                         "check the address"
                     ) from None
-                if time.monotonic() >= deadline:
+                if not wait.has_time_left(f"{name} at {self.address} to answer"):
                     who = f"{self._name} does not answer" if self._name else "no task answers"
                     raise TimeoutError(
                         f"[server] {who} at {self.address} within {timeout:g} s "
@@ -126,7 +127,7 @@ class Peer:
         nonces = own + reply.nonce
         if not proves(reply.proof, digest(self._secret, b"server", nonces)):
             raise JoinError(
-                f"[server] this process and {self._name or 'the task'} at {self.address} have "
+                f"[server] this process and {name} at {self.address} have "
                 "different secrets; set ALLREDUCE_SECRET to the same text on all tasks and clients"
             )
         self._nonces = nonces
