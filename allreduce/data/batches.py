@@ -9,6 +9,7 @@ import numpy as np
 
 from allreduce.data.prefetch import Note, Stager, on_demand, prefetch
 from allreduce.data.sharding import Piece, Plan, split_rows, starts
+from allreduce.devices import on_host
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core.pytree import leaves, map_leaves
 from allreduce.graph.execute.timing import BatchTiming
@@ -145,10 +146,11 @@ def distribute(
     """Split a global batch into the pieces of this process's replicas, each on its device.
 
     Args:
-        batch: A structure of arrays, `(rows, …)`.
+        batch: A structure of arrays, `(rows, …)`; those of other devices are copied to the host.
         number: The batch's number, if ranks should compare their batches.
     """
-    arrays = [np.asarray(leaf) for leaf in leaves(batch)]
+    batch = map_leaves(lambda leaf: np.asarray(on_host(leaf, lambda: name)), batch)
+    arrays = leaves(batch)
     if not arrays:
         raise UsageError(f"{name} of the dataset is empty: there is no array in it")
     for array in arrays:
@@ -166,8 +168,7 @@ def distribute(
     stager = stager or Stager(replicator)
     compared = replicator.local_replicas < replicator.num_replicas_in_sync
 
-    def cut(leaf: Any) -> PerReplica:
-        array = np.asarray(leaf)
+    def cut(array: np.ndarray) -> PerReplica:
         # Copied, because the dataset may refill its arrays while the batch waits for its step.
         parts = [
             stager.put(index, array[offset : offset + size], own=False)

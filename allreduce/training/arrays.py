@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from allreduce.devices import on_host
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core import pytree
 from allreduce.graph.core.spec import show
@@ -118,7 +119,7 @@ def _is_array(value: Any) -> bool:
 
 def _array(value: Any, name: str, may_be_empty: bool) -> np.ndarray:
     try:
-        array = np.asarray(value)
+        array = np.asarray(on_host(value, lambda: name))
     except (TypeError, ValueError) as error:
         raise UsageError(f"{name} cannot be made into one array: {error}") from None
     if array.dtype.kind not in "biuf":

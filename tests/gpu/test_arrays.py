@@ -225,6 +225,31 @@ def test_a_read_only_array_is_read_but_not_written(alone: Any, protocol: str) ->
             attempt()
 
 
+@pytest.mark.parametrize("protocol", ["cupy", "interface"])
+def test_data_on_a_gpu_trains_as_on_the_host(protocol: str) -> None:
+    gpu, strategy = devices.lookup("GPU:0"), ar.MirroredStrategy(["GPU:0"])
+
+    def given(x: Any) -> Any:
+        there_too = there(x)
+        return there_too if protocol == "cupy" else Interface(there_too, gpu.own("compute"))
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(32, 3)).astype(np.float32), rng.normal(size=(32, 1)).astype(np.float32)
+    losses = []
+    for inputs, targets in ((x, y), (given(x), given(y))):
+        ar.set_seed(0)
+        with strategy.scope():
+            model = ar.nn.Sequential([ar.nn.Dense(1)])
+            model.compile(optimizer="sgd", loss="mean_squared_error")
+        losses.append(model.fit(inputs, targets, batch_size=8, verbose=0).history["loss"])
+        assert model.evaluate(inputs, targets, verbose=0) == model.evaluate(x, y, verbose=0)
+        np.testing.assert_array_equal(model.predict(inputs), model.predict(x))
+    assert losses[0] == losses[1]
+    for first, second in strategy.distribute_dataset([(given(x), given(y))]):
+        np.testing.assert_array_equal(devices.read(first.values[0]), x)
+        np.testing.assert_array_equal(devices.read(second.values[0]), y)
+
+
 def test_an_array_with_dlpack_is_not_copied() -> None:
     gpu: Any = devices.lookup("GPU:0")
     x = there(np.arange(64, dtype=np.int8))
