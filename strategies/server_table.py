@@ -82,13 +82,14 @@ class ServerTable:
 
     def read(self, numbers: np.ndarray, out: np.ndarray) -> None:
         """Copy rows; each server gets one message with the different numbers."""
-        rows = SortedRows(numbers)
+        rows = self._sorted(numbers)
         self._latest = numbers.copy(), rows
-        found = np.empty((len(rows.unique), self.width), self._dtype)
         for index, part, (reply, arrays) in self._look_up(rows.unique):
-            found[part] = arrays[0]
+            rows.spread(part, arrays[0], out)
             self._seen[index] = reply["version"]
-        rows.spread(found, out)
+
+    def _sorted(self, numbers: np.ndarray) -> SortedRows:
+        return SortedRows(numbers.astype(self._numbers, copy=False))
 
     def _look_up(self, numbers: np.ndarray) -> list[_Answer]:
         """Look rows up; wait until the servers have the shares of all workers of the update before.
@@ -118,7 +119,7 @@ class ServerTable:
         if latest is not None and np.array_equal(latest[0], numbers):
             rows = latest[1]
         else:  # there are several lookups in the step
-            rows = SortedRows(numbers)
+            rows = self._sorted(numbers)
         self._kept.append((rows.unique, rows.sums(gradients)))
 
     # --- after it ---
@@ -149,7 +150,7 @@ class ServerTable:
         self._check(rule)
         kept, self._kept = self._kept, []
         if not kept:  # also in an update without rows, others wait for this share
-            kept = [(np.zeros(0, np.int64), np.zeros((0, self.width), self._dtype))]
+            kept = [(np.zeros(0, self._numbers), np.zeros((0, self.width), self._dtype))]
         unique, sums = kept[0]
         if len(kept) > 1:
             numbers, gradients = (np.concatenate(each) for each in zip(*kept, strict=True))
@@ -195,7 +196,7 @@ class ServerTable:
         Args:
             method: The method.
             fields: Its arguments.
-            numbers: Different and rising.
+            numbers: Different and rising, in the dtype that travels.
             arrays: Arrays with one row for each of the numbers.
 
         Returns:
@@ -203,13 +204,12 @@ class ServerTable:
         """
         self._register_all()
         ends = [0, *np.searchsorted(numbers, self._cuts).tolist(), len(numbers)]
-        wire = numbers.astype(self._numbers)
         calls: list[tuple[int, slice, Call]] = []
         for index, (low, high) in enumerate(pairwise(ends)):
             if low == high and method == "lookup":
                 continue
             part = slice(low, high)
-            given = [wire[part], *(each[part] for each in arrays)]
+            given = [numbers[part], *(each[part] for each in arrays)]
             calls.append((index, part, self._start(index, method, fields, given)))
         found = []
         for index, part, call in calls:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from allreduce import _native
 from allreduce.errors import ShapeError
 from allreduce.parameters.arena_store import ArenaStore
 from allreduce.parameters.partition import Part
@@ -23,37 +24,39 @@ def rows_of_servers(rows: int, servers: int) -> list[tuple[int, int]]:
 
 
 class SortedRows:
-    """The different numbers in an array, found with one sort.
+    """The different numbers in an array, and the places of each.
 
     Args:
-        numbers: `(n,)`, from 0 on.
+        numbers: `(n,)`, int32 or int64, from 0 on.
 
     Attributes:
-        unique: The different numbers `(k,)`, rising.
+        unique: The different numbers `(k,)`, rising, in the dtype of `numbers`.
     """
 
     def __init__(self, numbers: np.ndarray) -> None:
-        self._order = np.argsort(numbers, kind="stable")
-        ranked = numbers[self._order]
-        self._first = np.flatnonzero(np.diff(ranked, prepend=-1))
-        self.unique: np.ndarray = ranked[self._first]
+        numbers = np.ascontiguousarray(numbers)
+        count = len(numbers)
+        self._order = np.empty(count, np.int64)
+        unique, starts = np.empty_like(numbers), np.empty(count + 1, np.int64)
+        found = _native.group_numbers(numbers, unique, self._order, starts)
+        self.unique: np.ndarray = unique[:found]
+        self._starts = starts[: found + 1]
 
-    def spread(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Copy the row of each of the different numbers to all places of the number.
+    def spread(self, part: slice, rows: np.ndarray, out: np.ndarray) -> None:
+        """Copy the rows of some of the different numbers to all places of each number.
 
         Args:
-            rows: `(k, width)`.
+            part: Which of the different numbers.
+            rows: Theirs, `(m, width)`.
             out: `(n, width)`.
         """
-        counts = np.diff(self._first, append=len(self._order))
-        out[self._order] = np.repeat(rows, counts, axis=0)
+        starts = self._starts[part.start : part.stop + 1]
+        _native.spread_rows(starts, self._order, rows.view(np.uint8), out.view(np.uint8))
 
     def sums(self, gradients: np.ndarray) -> np.ndarray:
         """Add up the gradients of each number, in their order: `(n, width)` to `(k, width)`."""
-        ranked = gradients[self._order]
-        if len(self._first) == len(ranked):
-            return ranked
-        found: np.ndarray = np.add.reduceat(ranked, self._first, axis=0)
+        found = np.empty((len(self.unique), gradients.shape[1]), gradients.dtype)
+        _native.add_rows(self._starts, self._order, np.ascontiguousarray(gradients), found)
         return found
 
 

@@ -28,6 +28,8 @@ void bind_tcp_plan(nanobind::module_& m);
 // The graph's kernels, chains of element-wise operations, and replays.
 void bind_tensor(nanobind::module_& m);
 void bind_images(nanobind::module_& m);
+// The rows of tables on parameter servers.
+void bind_tables(nanobind::module_& m);
 void bind_chain(nanobind::module_& m);
 void bind_replay(nanobind::module_& m);
 // What to do for MPI when a process exits.

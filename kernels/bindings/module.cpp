@@ -39,6 +39,7 @@ NB_MODULE(_native, m) {
   allreduce::bind_images(m);
   allreduce::bind_tcp(m);
   allreduce::bind_tensor(m);
+  allreduce::bind_tables(m);
   allreduce::bind_chain(m);
   allreduce::bind_replay(m);
   allreduce::bind_exit(m);

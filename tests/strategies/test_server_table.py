@@ -112,6 +112,31 @@ def test_lookups_go_on_after_a_restart_that_lost_a_share(
             assert (read(each) == -2.0).all()
 
 
+def test_each_place_of_a_number_gets_its_row_from_the_server_that_has_it() -> None:
+    spec = describe({"ps": 2, "worker": 1})
+    with ar.Server(spec, "ps", 0), ar.Server(spec, "ps", 1):
+        servers = connect_all(spec, "worker:0", b"", 20.0)
+        table = ServerTable(
+            *(servers, "table", (10, 2), np.dtype("float32")),
+            lambda *_: np.arange(20, dtype=np.float32).reshape(10, 2),
+            task="worker:0",
+            is_chief=True,
+            timeout=2.0,
+            checkpoint=(None, 0),
+            turn="0",
+        )
+        expected = np.arange(20, dtype=np.float32).reshape(10, 2)
+        for numbers in (np.asarray([7, 0, 9, 7, 4, 0, 7], np.uint8), np.asarray([6, 5])):
+            out = np.full((len(numbers), 2), -1.0, np.float32)
+            table.read(numbers, out)
+            np.testing.assert_array_equal(out, expected[numbers])
+            table.add_gradient(numbers, np.ones_like(out))
+            table.push(ar.optim.SGD(1.0), 1.0)
+            expected -= np.bincount(numbers, minlength=10)[:, None]
+        for server in servers:
+            server.close()
+
+
 def push(each: ServerTable, rate: float) -> None:
     """Look rows up and send their gradients, as a step does."""
     read(each)

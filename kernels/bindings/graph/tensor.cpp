@@ -6,8 +6,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <optional>
-
 #include "bindings/bindings.h"
 #include "bindings/graph/rows.h"
 #include "cpu/nn/optimizer_steps.h"
@@ -19,14 +17,6 @@ namespace {
 
 template <class T>
 using Array = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
-
-// Runs `work` without the interpreter's lock where there is enough of it.
-template <class Work>
-auto unlocked(std::size_t elements, Work work) {
-  std::optional<nb::gil_scoped_release> released;
-  if (elements >= kWorthUnlocking) released.emplace();
-  return work();
-}
 
 template <class... Sizes>
 std::size_t same_size(std::size_t size, Sizes... others) {

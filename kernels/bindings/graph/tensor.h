@@ -3,6 +3,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <optional>
+
 #include "cpu/nn/tensor_kernels.h"
 
 namespace allreduce {
@@ -10,6 +12,14 @@ namespace allreduce {
 // NumPy's own threshold is 500 elements; below it, asking for the lock again costs more than it
 // frees.
 constexpr std::size_t kWorthUnlocking = 2048;
+
+// Runs `work` without the interpreter's lock where there is enough of it.
+template <class Work>
+auto unlocked(std::size_t elements, Work work) {
+  std::optional<nanobind::gil_scoped_release> released;
+  if (elements >= kWorthUnlocking) released.emplace();
+  return work();
+}
 
 // The name of an argument that is an array as it is: none is converted.
 inline auto operator""_array(const char* name, std::size_t) {
