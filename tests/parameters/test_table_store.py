@@ -7,6 +7,7 @@ import pytest
 
 import allreduce as ar
 from allreduce.errors import ShapeError
+from allreduce.optim.base import Optimizer
 from allreduce.parameters.table_store import TableStore, add_duplicates, rows_of_servers
 
 
@@ -47,6 +48,25 @@ def test_only_touched_rows_and_their_moments_change() -> None:
     for step in (1, 2):
         whole.update(rows, np.ones(4, np.float32), slots, np.ones(1, np.float32), step)
     np.testing.assert_array_equal(made.lookup(np.asarray([5, 8])).reshape(-1), rows)
+
+
+@pytest.mark.parametrize("optimizer", [ar.optim.Adam(0.1), ar.optim.SGD(0.1, clip_value=0.5)])
+def test_an_update_of_many_rows_is_that_of_each(optimizer: Optimizer) -> None:
+    random, size = np.random.default_rng(0), 50_000
+    made = store(0, size)
+    made.configure(optimizer)
+    rows = np.sort(random.choice(size, 40_000, replace=False))  # of several blocks
+    gradients = random.standard_normal((len(rows), 2)).astype(np.float32)
+    expected = made.lookup(rows).reshape(-1)
+    slots = {name: np.zeros_like(expected) for name in optimizer.all_slots}
+    update = optimizer.bucket_update([("table", slice(0, expected.size))])
+    update(expected, gradients.reshape(-1).copy(), slots, np.full(1, 4.0, np.float32), 1)
+    made.push_rows(rows, gradients, 4.0, 0)
+    np.testing.assert_array_equal(made.lookup(rows).reshape(-1), expected)
+    for name, each in slots.items():
+        np.testing.assert_array_equal(made.slots[name].reshape(-1, 2)[rows].reshape(-1), each)
+    untouched = np.setdiff1d(np.arange(size), rows)
+    assert (made.lookup(untouched) == untouched[:, None]).all()
 
 
 def test_rows_that_have_values_are_not_filled_again() -> None:
