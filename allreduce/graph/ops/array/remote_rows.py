@@ -56,15 +56,16 @@ def _shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
 
 def _lookup(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     table, numbers = attrs["table"], inputs[1]
-    wrong = (numbers < 0) | (numbers >= table.rows)
-    if wrong.any():
+    if not numbers.size:
+        return
+    if numbers.min() < 0 or numbers.max() >= table.rows:
+        wrong = (numbers < 0) | (numbers >= table.rows)
         place = tuple(int(i) for i in np.argwhere(wrong)[0])
         raise UsageError(
             f"number {numbers[place]} is outside of 0…{table.rows - 1}, the rows of the table; it "
             f"is at position {show(place)} of {show(numbers.shape)}"
         )
-    if numbers.size:
-        table.read(numbers.reshape(-1), out.reshape(-1, table.width))
+    table.read(numbers.reshape(-1), out.reshape(-1, table.width))
 
 
 def _gradient(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
