@@ -195,7 +195,7 @@ class ParameterServerStrategy(Strategy):
             "task": self.name,
             "is_chief": self.is_chief,
             "settings": asdict(self._options),
-            "job": f"{crc32(self.cluster.as_json().encode()):08x}",
+            "cluster": f"{crc32(self.cluster.as_json().encode()):08x}",
             "seed": seed.chosen(),
             "seed_is_set": seed.is_set(),
         }

@@ -89,6 +89,7 @@ class TrainingJob:
         self._fits: dict[int, Fit] = {}
         self._seed: int | None = None
         self._settings: dict[str, Any] | None = None
+        self._cluster: str | None = None  # a checksum of it
         self._aggregation: Aggregation | None = None
         self._clocks = Clocks()
         self._offers = 0  # of gradients, in loops of the program's own
@@ -173,12 +174,17 @@ class TrainingJob:
         settings = fields["settings"]
         with self._changed:
             if self._settings is None:
-                self._settings = settings
+                self._settings, self._cluster = settings, fields["cluster"]
                 if settings["update"] == "sync":
                     sizes = settings["replicas_to_aggregate"], settings["total_replicas"]
                     # Higher than before a restart: other servers know the earlier numbers.
                     self._aggregation = Aggregation(*sizes, first=time.time_ns() // 1_000_000)
                 self._restore(fields)
+            if fields["cluster"] != self._cluster:
+                raise MismatchError(
+                    f"[parameter server] {fields['task']} has another cluster than the worker that "
+                    "came first; give all tasks the same cluster"
+                )
             different = [n for n, value in settings.items() if self._settings.get(n) != value]
             if different:
                 name = different[0]
@@ -203,7 +209,7 @@ class TrainingJob:
         folder = fields["settings"].get("checkpoint")
         if folder is None:
             return
-        path = Path(folder) / f"{fields['job']}-progress.safetensors"
+        path = Path(folder) / f"{fields['cluster']}-progress.safetensors"
         self._progress = path, Writer()
         found = checkpoint.read(path) if path.exists() else None
         if found is None:

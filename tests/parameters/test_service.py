@@ -25,7 +25,7 @@ def enter(service: Service, caller: str, task: str = "worker:0", **settings: Any
     """Let a worker in, of a cluster of two."""
     is_chief = task == "worker:0"
     service.call(caller, "enter", {"task": task, "is_chief": is_chief, "workers": 2}, [])
-    fields = {"task": task, "job": "job", "seed": 1, "seed_is_set": True}
+    fields = {"task": task, "cluster": "cluster", "seed": 1, "seed_is_set": True}
     given = {"update": "async", "checkpoint": None, **settings}
     service.call(caller, "join", {**fields, "settings": given}, [])
 
@@ -140,6 +140,14 @@ def test_the_progress_of_a_job_that_has_ended_is_ignored(tmp_path: Path) -> None
     again = TrainingJob()  # for the next job in the same folder
     enter(again, "a", checkpoint=str(tmp_path))
     assert begin(again, "a") == {"epoch": 0}
+
+
+def test_a_worker_with_another_cluster_is_refused() -> None:
+    service = TrainingJob()
+    enter(service, "a")
+    fields = {"task": "worker:1", "settings": {}, "cluster": "other"}
+    with pytest.raises(MismatchError, match="worker:1 has another cluster"):
+        service.call("b", "join", fields, [])
 
 
 def test_another_call_of_fit_is_refused_with_the_argument_that_differs() -> None:

@@ -18,7 +18,14 @@ from allreduce.strategies import parameter_server
 
 import allreduce as ar
 from allreduce.cluster.host import waiting
-from allreduce.errors import MismatchError, TimeoutError, UnsupportedError, UsageError
+from allreduce.cluster.spec import ClusterSpec
+from allreduce.errors import (
+    JoinError,
+    MismatchError,
+    TimeoutError,
+    UnsupportedError,
+    UsageError,
+)
 from allreduce.parameters import checkpoint
 from allreduce.parameters.arena_store import ArenaStore
 from allreduce.server.client.parameter_client import connect_all
@@ -444,6 +451,18 @@ def test_a_server_that_was_replaced_is_not_used_again() -> None:
         ):
             client.call("status", {})
     client.close()
+
+
+def test_a_server_that_is_another_task_is_refused() -> None:
+    spec = describe({"ps": 2, "worker": 1})
+    addresses = [spec.address("ps", number) for number in (1, 0)]
+    swapped = ClusterSpec({**spec.as_dict(), "ps": addresses})
+    with (
+        ar.Server(spec, "ps", 0),
+        ar.Server(spec, "ps", 1),
+        pytest.raises(JoinError, match="is /job:ps/task:1, but this cluster has /job:ps/task:0"),
+    ):
+        connect_all(swapped, "worker:0", b"", 20.0)
 
 
 def test_a_server_is_not_lost_by_ctrl_c(

@@ -59,7 +59,7 @@ class Peer:
         address: `host:port` of the task's gRPC server.
         secret: The cluster's secret.
         timeout: Seconds to wait for the task to come up.
-        name: The task's name, for the error if it does not.
+        name: The task's name, which is checked; "" if it is not known.
         closed: Ends all waiting when it is set; None if nothing does.
 
     Attributes:
@@ -67,8 +67,8 @@ class Peer:
 
     Raises:
         TimeoutError: Nothing answers at the address in time.
-        JoinError: The task has another secret, or another version of this library, or the server
-            there is no task.
+        JoinError: The task has another name, secret or version of this library, or the server there
+            is no task.
         ClosedError: `closed` was set.
     """
 
@@ -132,6 +132,11 @@ class Peer:
             )
         self._nonces = nonces
         self.hello = reply
+        if self._name not in ("", self.name):
+            raise JoinError(
+                f"[server] the process at {self.address} is {self.name}, but this cluster has "
+                f"{self._name} there; give all tasks the same cluster"
+            )
 
     def call(self, method: str, request: Any, timeout: float) -> Any:
         """Call a method of the task's gRPC service, with a proof for this call.

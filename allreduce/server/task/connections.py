@@ -157,11 +157,6 @@ class Connections:
                 self._peers[address] = peer
         else:
             peer.greet(timeout)
-        if (peer.hello.job, peer.hello.task) != (task.job, task.task):
-            raise JoinError(
-                f"[server] the process at {address} is {peer.name}, but the cluster of "
-                f"{self.name} has {task_name(task)} there; give all tasks the same cluster"
-            )
         return peer
 
     def channel(self, task: DeviceName, generation: int) -> Channel:
