@@ -145,6 +145,28 @@ def test_ranks_train_nearly_as_one(ranks: int, transport: str) -> None:
     assert losses == pytest.approx(trained(MirroredStrategy(["CPU:0"]))[0], rel=0.1)
 
 
+def _one_rank_shortens() -> None:
+    """Train with mixed precision on rank 0 alone, and print the error."""
+    import allreduce as ar
+    from tests.optim.test_mixed_precision import trained
+
+    strategy = ar.MultiWorkerMirroredStrategy()
+    ar.config.set_mixed_precision("bfloat16" if strategy.communicator.rank == 0 else None)
+    try:
+        trained(strategy)
+    except ar.MismatchError as error:
+        print(error)
+
+
+def test_mixed_precision_of_one_rank_is_named() -> None:
+    for rank, result in enumerate(run_ranks(_one_rank_shortens, 2)):
+        assert result.stdout.strip() == (
+            f"rank {rank}: the mixed precision is ar.config.set_mixed_precision('bfloat16') on "
+            "rank 0 but ar.config.set_mixed_precision(None) on rank 1; set it on every rank, "
+            "before the first step"
+        )
+
+
 def test_other_types_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="unknown mixed precision 'float16': there are bfloat16"):
         ar.config.set_mixed_precision("float16")

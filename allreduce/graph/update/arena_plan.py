@@ -83,7 +83,7 @@ class ArenaPlan:
         self._average_slots = rule.average_slots
         self._replicas = host.num_replicas_in_sync
         self.wire = options.current().mixed_precision if self.layout.dtype == np.float32 else None
-        agree_on_cuts(host, self.buckets)
+        agree_on_exchange(host, self.buckets)
         self.sharded = agree_to_shard(host, rule, self.layout, self.buckets, device)
         self._maps_slots = bool(self.sharded) and maps_slots(host)
         self._spreads_slots = bool(self.sharded) and not self._maps_slots
@@ -312,11 +312,12 @@ def _warn_of_unknown(rule: UpdateRule, layout: Layout, chosen: Sequence[str]) ->
     )
 
 
-def agree_on_cuts(host: LocalReplicas, buckets: Sequence[Bucket]) -> None:
-    """Check that all ranks cut a new arena equally.
+def agree_on_exchange(host: LocalReplicas, buckets: Sequence[Bucket]) -> None:
+    """Check that all ranks cut a new arena equally, and exchange its gradients as one dtype.
 
     Raises:
-        MismatchError: `ar.config.set_buckets` is not the same on all ranks; on all of them.
+        MismatchError: `ar.config.set_buckets` or `ar.config.set_mixed_precision` is not the same on
+            all ranks; on all of them.
     """
     if len(host.devices) == host.num_replicas_in_sync:
         return
@@ -325,13 +326,22 @@ def agree_on_cuts(host: LocalReplicas, buckets: Sequence[Bucket]) -> None:
     if not pass_switches.is_on("bucket"):
         how = 'ar.config.passes["bucket"] = False'
     cuts = str([each.first for each in buckets])
-    facts = {"the choice of buckets": Fact(how, "choose alike on every rank", cuts)}
+    facts = {
+        "the mixed precision": Fact(
+            f"ar.config.set_mixed_precision({options.current().mixed_precision!r})",
+            "set it on every rank, before the first step",
+        ),
+        "the choice of buckets": Fact(how, "choose alike on every rank", cuts),
+    }
 
     def one(index: int) -> None:
         communicator = host.replicas[index].communicator
         assert communicator is not None, "one of several"
-        facts_by_rank = compare(communicator, here, "where buckets are cut", facts)
-        if len({fact.shown for each in facts_by_rank.values() for fact in each.values()}) > 1:
+        facts_by_rank = compare(communicator, here, "how gradients are exchanged", facts)
+        if (
+            len({tuple(fact.shown for fact in each.values()) for each in facts_by_rank.values()})
+            > 1
+        ):
             raise mismatch(
                 f"rank {here}", facts_by_rank
             )  # otherwise variables differ, which the step checksum reports
