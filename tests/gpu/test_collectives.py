@@ -104,6 +104,8 @@ WRONG = {
     "comm.all_reduce(f, out=there(np.zeros(5, np.float32)))": "out must have shape (6,)",
     "comm.all_reduce(f.reshape(2, 3).T)": "is not contiguous",
     "comm.all_reduce(there(x > 1), op='sum')": "does not carry bool",
+    "comm.send(f, dest=7)": "send got dest=7; expected a rank from 0 to 1",
+    "comm.recv(f, source=comm.rank)": "NCCL carries no message from a member to itself",
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.comm.arguments import checks, scaling
+from allreduce.comm.arguments import messages, scaling
 from allreduce.comm.arguments.checks import UNSCALED, Context, Options
 from allreduce.comm.arguments.overlap import check_apart, check_overlap
 from allreduce.comm.arguments.prepare import checked_options, describe, result_shape
@@ -113,10 +113,15 @@ def prepare_message(
     own = _own(context, "the array" if sends else "out", array, device)
     if tag not in (0, ANY) or (not sends and peer == ANY):
         raise UnsupportedError(
-            f"{context.where}: NCCL matches messages by their order alone; name source= and leave "
-            "tag= out, or copy the array to the host"
+            f"{context.where}: NCCL matches messages by their order alone; "
+            f"{'' if sends else 'name source= and '}leave tag= out, or copy the array to the host"
         )
-    root = checks.check_root(context, peer)
+    root = messages.check_peer(context, "dest" if sends else "source", peer)
+    if root == context.rank:
+        raise UnsupportedError(
+            f"{context.where}: NCCL carries no message from a member to itself; copy the array "
+            "where you need it"
+        )
     call = Call(context.collective, None, str(own.dtype), int(own.size), root, context.group, tag=0)
     x, out = (own, None) if sends else (None, own)
     answer = None if sends else array

@@ -64,7 +64,7 @@ def prepare_send(context: Context, x: Any, dest: Any, tag: Any) -> Prepared:
         UsageError: An argument is wrong.
         UnsupportedError: The array's type is not carried.
     """
-    to = _peer(context, "dest", dest)
+    to = check_peer(context, "dest", dest)
     number = _tag(context, tag)
     source = contiguous(context, borrow(context.where, x).array)
     return Prepared(_call(context, source, to, number), source, None, lambda: None)
@@ -77,7 +77,7 @@ def prepare_recv(context: Context, out: Any, source: Any, tag: Any) -> Prepared:
         UsageError: An argument is wrong.
         UnsupportedError: The array's type is not carried.
     """
-    peer = ANY if _is_any(source) else _peer(context, "source", source)
+    peer = ANY if _is_any(source) else check_peer(context, "source", source)
     number = ANY if _is_any(tag) else _tag(context, tag)
     if out is None or isinstance(out, np.generic | int | float | complex):
         raise UsageError(
@@ -116,7 +116,7 @@ def _is_any(number: Any) -> bool:
     return checks.is_whole(number) and number == ANY
 
 
-def _peer(context: Context, name: str, peer: Any) -> int:
+def check_peer(context: Context, name: str, peer: Any) -> int:
     if not checks.is_whole(peer) or not 0 <= peer < context.size:
         choice = " or ANY" if name == "source" else ""
         raise UsageError(
