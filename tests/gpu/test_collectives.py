@@ -89,6 +89,14 @@ compute = gpu.own("compute")
 found["asynchronous"] = here(work.synchronize(compute))
 assert work.event() is not None
 work.wait()
+
+class Stream:  # as other libraries have it
+    def __cuda_stream__(self):
+        return 0, compute.address
+
+work = comm.all_reduce(f, async_op=True)
+found["another library's stream"] = here(work.synchronize(Stream()))
+work.wait()
 for wrong in sys.argv[1:]:
     try:
         eval(wrong)
@@ -106,6 +114,10 @@ WRONG = {
     "comm.all_reduce(there(x > 1), op='sum')": "does not carry bool",
     "comm.send(f, dest=7)": "send got dest=7; expected a rank from 0 to 1",
     "comm.recv(f, source=comm.rank)": "NCCL carries no message from a member to itself",
+    "comm.all_reduce(f, async_op=True).synchronize(None)": "a stream of a GPU, but got NoneType",
+    "comm.all_reduce(f, async_op=True).synchronize(devices.lookup('CPU:0').own('compute'))": (
+        "all_reduce: synchronize takes a stream of a GPU, but got CpuStream"
+    ),
 }
 
 
@@ -158,6 +170,7 @@ FIRST, SECOND = [0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6]
         "foreign in place": [SUM, SUM],
         "split": [SECOND + FIRST] * 2,
         "asynchronous": [SUM, SUM],
+        "another library's stream": [SUM, SUM],
     }.items(),
 )
 def test_results_are_numpys(

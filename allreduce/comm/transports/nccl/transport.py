@@ -25,7 +25,7 @@ from allreduce.comm.failures.reporter import group_text
 from allreduce.comm.transports.nccl import agreement, carries, watchdog
 from allreduce.comm.transports.nccl.comparison import CallComparison, calls_text
 from allreduce.devices import Device, Event, Stream, options
-from allreduce.errors import AllreduceError, Finding
+from allreduce.errors import AllreduceError, Finding, UsageError
 
 _SPIN_SECONDS = 0.0005  # of a wait, without sleeping
 _SLEEP_SECONDS = 0.0002
@@ -280,13 +280,20 @@ class NcclWork(Work):
         """Have a stream wait for the call; the host does not. Returns the result.
 
         Args:
-            stream: A stream of the call's device, or one of CuPy, such as its current one.
+            stream: A stream of a GPU, or one of a library that has CUDA's stream protocol, such as
+                CuPy's current one.
         """
-        if isinstance(stream, Stream):
-            stream.wait(self._call.event)
+        event: Any = self._call.event  # CUDA's
+        if isinstance(stream, Stream) and stream.device.identity:
+            stream.wait(event)
+        elif hasattr(stream, "__cuda_stream__"):
+            _, address = stream.__cuda_stream__()
+            event.block(int(address))
         else:
-            block: Callable[[int], None] = getattr(self._call.event, "block")  # noqa: B009  # CUDA's
-            block(int(stream.ptr))
+            raise UsageError(
+                f"{self.where}: synchronize takes a stream of a GPU, but got "
+                f"{type(stream).__name__}; pass cupy.cuda.get_current_stream(), or call wait()"
+            )
         return self._result()
 
     def done(self) -> bool:
