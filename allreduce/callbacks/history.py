@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from allreduce.callbacks.base import Callback, Logs
-from allreduce.errors import UnsupportedError
+from allreduce.errors import UnsupportedError, unknown_name
 
 
 class History(Callback):
@@ -36,6 +36,7 @@ class History(Callback):
             names: "loss", "accuracy"; all by default.
 
         Raises:
+            UsageError: There is no such value.
             UnsupportedError: matplotlib is not installed.
         """
         try:
@@ -45,7 +46,10 @@ class History(Callback):
                 "History.plot needs matplotlib: pip install matplotlib"
             ) from None
         known = dict.fromkeys(name.removeprefix("val_") for name in self.history)
-        chosen = list(known if names is None else names)
+        chosen = list(known if names is None else [names] if isinstance(names, str) else names)
+        for name in chosen:
+            if name not in known and name not in self.history:
+                raise unknown_name("value", name, known, "History.plot")
         figure = Figure(figsize=(5 * max(1, len(chosen)), 4), layout="constrained")
         for panel, name in zip(
             figure.subplots(1, max(1, len(chosen)), squeeze=False)[0], chosen, strict=False

@@ -396,7 +396,9 @@ def test_history_draws_its_values() -> None:
     _, history = fitted(epochs=5, validation_freq=[1, 5])
     val_loss = history.plot(["loss"]).axes[0].get_lines()[1]
     np.testing.assert_array_equal(val_loss.get_xdata(), [0, 4])
-    assert len(history.plot(["loss"]).axes) == 1
+    assert len(history.plot(["loss"]).axes) == len(history.plot("loss").axes) == 1
+    with pytest.raises(UsageError, match=r"History\.plot: unknown value 'los': .*mean 'loss'"):
+        history.plot(["los"])
 
 
 @pytest.mark.parametrize(
