@@ -167,6 +167,14 @@ class Largest(metrics.Metric):
         return float(1000 * state[0] / state[1])
 
 
+class Total(metrics.Metric):
+    """The sum of the predictions, but for its `value`."""
+
+    def increment(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        del y_true, sample_weight
+        return ar.ops.sum(y_pred)
+
+
 def test_a_metric_with_state_of_ones_own_is_trained_and_saved(tmp_path: Path) -> None:
     model = nn.Sequential([nn.Input((1,)), nn.Dense(1)])
     model.compile("sgd", "mse", metrics=[Largest(0.25), metrics.F1Score(threshold=0.4)])
@@ -243,6 +251,12 @@ def test_a_confusion_matrix_of_one_column_has_a_threshold(ndim: int) -> None:
             r"metric 'f1_score' takes predictions \(batch, classes\), but found \(4, 5, 3\)",
         ),
         (lambda: metrics.Metric(), UsageError, "takes"),
+        (
+            lambda: Total().value(np.array(1.0)),
+            ShapeError,
+            r"metric 'total': Total.increment gives a state of shape \(\), so the class needs a "
+            r"value\(self, state\)",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(call: Any, kind: type[Exception], message: str) -> None:

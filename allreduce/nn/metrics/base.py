@@ -88,7 +88,17 @@ class Metric(Refusing):
         return weighted_sums(values, sample_weight)
 
     def value(self, state: np.ndarray) -> Any:
-        """Compute the metric from the sum of all increments, in float64: a float or an array."""
+        """Compute the metric from the sum of all increments, in float64: a float or an array.
+
+        Raises:
+            ShapeError: `increment` is another class's, but this is not overridden.
+        """
+        if state.shape != (2,):
+            raise ShapeError(
+                f"metric {self.name!r}: {type(self).__name__}.increment gives a state of shape "
+                f"{state.shape}, so the class needs a value(self, state), too, which makes the "
+                "result of their sum"
+            )
         return _ratio(state[0], state[1])
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
