@@ -299,6 +299,18 @@ def test_a_step_as_keras_has_it_says_how_metrics_are_returned() -> None:
             model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0)
 
 
+def test_a_loss_without_predictions_names_the_order_of_its_arguments() -> None:
+    class Own(nn.Sequential):
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            return {"loss": self.compute_loss(y, self(x))}
+
+    model = Own([nn.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(UsageError, match=r"test_model.py:\d+: compute_loss got no y_pred; .* is x"):
+        model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0)
+
+
 def test_a_layer_is_found_by_its_name_or_place() -> None:
     model = nn.Sequential([nn.Dense(2, name="first"), nn.Dense(2), nn.Dense(1)], name="m")
     assert model.get_layer("first") is model.get_layer(index=0) is model.layers[0]

@@ -15,6 +15,7 @@ from allreduce.devices import options
 from allreduce.errors import ShapeError, UsageError
 from allreduce.events import logger
 from allreduce.graph.core.naming import snake_case, unique_name
+from allreduce.graph.core.scope import users_line
 from allreduce.keywords import explain
 from allreduce.nn.core import checks, keras_names
 from allreduce.nn.metrics import Metric
@@ -182,8 +183,17 @@ class Model(Built):
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
     ) -> Any:
-        """Compute the compiled loss inside a `train_step`, one value per sample."""
+        """Compute the compiled loss inside a `train_step`, one value per sample.
+
+        Raises:
+            UsageError: `y_pred` is missing.
+        """
         del x  # Keras's first argument; losses are computed of outputs
+        if y_pred is None:
+            raise UsageError(
+                f"{users_line()}: compute_loss got no y_pred; its first argument is x, as in "
+                "Keras: call compute_loss(y=y, y_pred=y_pred)"
+            )
         return self._steps().evaluated(y_pred, y, sample_weight)[0]
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
