@@ -171,6 +171,20 @@ _MODULES = {
     *_HOMES,
 }
 
+_GRADIENTS = "ar.gradients(loss, variables) differentiates, inside an ar.function"
+# Names of other libraries, and what does the same.
+_ELSEWHERE = {
+    "DistributedOptimizer": "make the optimizer in strategy.scope()",
+    "GradientTape": _GRADIENTS,
+    "grad": _GRADIENTS,
+    "layers": "layers are in ar.nn",
+    "losses": "losses are in ar.nn.losses",
+    "metrics": "metrics are in ar.nn.metrics",
+    "optimizers": "optimizers are in ar.optim",
+    "rank": "comm = ar.init() gives comm.rank",
+    "size": "comm = ar.init() gives comm.size",
+}
+
 if not TYPE_CHECKING:  # else type checkers would believe that every name is there
 
     def __getattr__(name: str) -> object:
@@ -186,6 +200,8 @@ if not TYPE_CHECKING:  # else type checkers would believe that every name is the
             from importlib.metadata import version
 
             found = version(__name__)
+        elif name in _ELSEWHERE:  # without `name` a traceback adds a suggestion of its own
+            raise AttributeError(f"ar has no {name!r}: {_ELSEWHERE[name]}", name="")
         else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = found

@@ -51,3 +51,23 @@ def test_an_argument_that_does_not_exist_is_answered_with_the_one_that_was_meant
 def test_a_type_error_inside_of_a_function_stays_as_it_is() -> None:
     with pytest.raises(TypeError, match="not subscriptable"):
         explain()(lambda: untyped.nn[0])()
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: untyped.GradientTape(), r"ar has no 'GradientTape': ar\.gradients\(loss, vari"),
+        (lambda: untyped.rank(), r"ar has no 'rank': comm = ar\.init\(\) gives comm\.rank$"),
+        (
+            lambda: _compiled().optimizer.apply_gradients([]),
+            "RMSprop has no 'apply_gradients': app",
+        ),
+        (lambda: _compiled().optimizer.rate_of, "'RMSprop' object has no attribute 'rate_of'$"),
+        (lambda: _compiled().layers[0].add_weight("k"), r"Dense has no 'add_weight': add_variable"),
+        (lambda: _compiled().state_dict(), "Sequential has no 'state_dict': save_weights writes"),
+        (lambda: untyped.ops.exp(x).backward(), r"'backward'; optimizer\.minimize\(loss, variab"),
+    ],
+)
+def test_methods_of_other_libraries_name_what_does_the_same(call: Any, said: str) -> None:
+    with pytest.raises(AttributeError, match=said):
+        call()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import numpy as np
 
@@ -30,6 +30,14 @@ from allreduce.optim.options import (
     check_options,
     update_with_options,
 )
+
+# Methods of other libraries' optimizers, and what does the same.
+_ELSEWHERE: Mapping[str, str] = {
+    "apply_gradients": "apply(gradients, variables) takes two lists, inside an ar.function",
+    "lr": "it is called learning_rate",
+    "step": "minimize(loss, variables) takes a step, inside an ar.function",
+    "zero_grad": "gradients belong to one step; leave it out",
+}
 
 
 class Optimizer(UpdateRule):
@@ -62,6 +70,14 @@ class Optimizer(UpdateRule):
         self.learning_rate = learning_rate
         self.iterations = 0  # the number of steps taken; maintained by the graph's updates
         vars(self).update(check_options(type(self), options))
+
+    if not TYPE_CHECKING:  # else type checkers would believe that it has every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _ELSEWHERE:
+                message = f"{type(self).__name__} has no {name!r}: {_ELSEWHERE[name]}"
+                raise AttributeError(message, name="", obj=self)
+            return object.__getattribute__(self, name)  # raises as it has
 
     @property
     def learning_rate(self) -> float:

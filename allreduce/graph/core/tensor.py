@@ -76,6 +76,8 @@ class Tensor(Operators):
 
         def __getattr__(self, name: str) -> NoReturn:
             hint = f"; use ar.ops.{METHODS[name]}(x)" if name in METHODS else ""
+            if name == "backward":
+                hint = "; optimizer.minimize(loss, variables) or ar.gradients differentiates it"
             raise AttributeError(f"a tensor has no attribute {name!r}{hint}", name="", obj=self)
 
     @property

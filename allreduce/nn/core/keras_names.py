@@ -41,6 +41,14 @@ OF_LAYERS: Mapping[str, str] = {
     "kernel_constraint": "clip the variable between steps, in a callback",
     "kernel_regularizer": _PENALTY,
 }
+# Methods of layers and models.
+METHODS: Mapping[str, str] = {
+    "add_loss": _PENALTY,
+    "add_weight": "add_variable(name, shape, initializer) makes a variable",
+    "parameters": "trainable_variables lists what is trained",
+    "state_dict": "save_weights writes a file, get_weights returns a list",
+    "load_state_dict": "load_weights reads a file, set_weights takes a list",
+}
 _FILE = "the file is safetensors, and replaces one of that name"
 OF_SAVE: Mapping[str, str] = {
     "filepath": "it is called path",

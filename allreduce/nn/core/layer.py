@@ -84,6 +84,12 @@ class Layer(Refusing):
                     name="",
                     obj=self,
                 )
+            if name in keras_names.METHODS:
+                raise AttributeError(
+                    f"{type(self).__name__} has no {name!r}: {keras_names.METHODS[name]}",
+                    name="",
+                    obj=self,
+                )
             return object.__getattribute__(self, name)  # raises as it has
 
     def build(self, input_shape: Any) -> None:
