@@ -95,6 +95,38 @@ model.fit(np.ones((64, 3000), np.float32), np.ones((64, 10), np.float32), verbos
     assert "which was asked for" in said.splitlines()[1], said
 
 
+LIBRARIES = """
+from cuda import pathfinder
+
+load = pathfinder.load_nvidia_dynamic_lib
+
+def find(name):
+    if name in ("cublas", "nvrtc"):
+        raise pathfinder.DynamicLibNotFoundError(f"Failure finding lib{name}.so:\\n No such file")
+    return load(name)
+
+pathfinder.load_nvidia_dynamic_lib = find
+import numpy as np
+import allreduce as ar
+x = np.ones((2, 2), np.float32)
+for function in (lambda x: x @ x, ar.ops.exp):
+    try:
+        ar.MirroredStrategy(["GPU:0"]).run(ar.function(function), (x,))
+    except ar.UnsupportedError as error:
+        print(error)
+"""
+
+
+def test_what_is_not_installed_is_said(tmp_path: Path) -> None:
+    preload = re.sub(r"[^:]*lib(cublas|nvrtc)[^:]*:?", "", os.environ["LD_PRELOAD"])
+    done = alone(LIBRARIES, LD_PRELOAD=preload, XDG_CACHE_HOME=str(tmp_path))
+    remedy = "No such file; pip install 'allreduce[cuda12]' (or [cuda13])"
+    assert done.stdout.splitlines() == [
+        f"operator 'matmul': cuBLAS is not installed: Failure finding libcublas.so: {remedy}",
+        f"operator 'exp': NVRTC is not installed: Failure finding libnvrtc.so: {remedy}",
+    ], done.stderr
+
+
 RANKS = """
 import os, sys
 import numpy as np

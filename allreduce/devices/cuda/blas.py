@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from allreduce.devices import options
 from allreduce.devices.cuda.arrays import ALIGNED
+from allreduce.devices.cuda.driver import missing_library
 from allreduce.devices.cuda.streams import CudaStream, rehearsal
 from allreduce.errors import InternalError, OutOfMemoryError
 
@@ -102,9 +103,12 @@ def _library() -> Any:
             return ctypes.CDLL(soname)
         except OSError:
             continue
-    from cuda.pathfinder import load_nvidia_dynamic_lib
+    from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
 
-    return ctypes.CDLL(load_nvidia_dynamic_lib("cublas").abs_path)
+    try:
+        return ctypes.CDLL(load_nvidia_dynamic_lib("cublas").abs_path)
+    except DynamicLibNotFoundError as error:
+        raise missing_library("cuBLAS", error) from None
 
 
 class Handle:

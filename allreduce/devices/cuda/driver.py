@@ -7,7 +7,7 @@ from typing import Any
 
 from cuda.bindings import driver as api
 
-from allreduce.errors import InternalError, OutOfMemoryError
+from allreduce.errors import InternalError, OutOfMemoryError, UnsupportedError
 
 __all__ = ["CudaError", "api", "call"]
 
@@ -55,3 +55,11 @@ def failure(name: str, status: Any) -> CudaError | OutOfMemoryError:
     )
     error.status = status
     return error
+
+
+def missing_library(name: str, error: Exception) -> UnsupportedError:
+    """Return the error for a library of NVIDIA that is not installed."""
+    why = " ".join(str(error).split())
+    return UnsupportedError(
+        f"{name} is not installed: {why}; pip install 'allreduce[cuda12]' (or [cuda13])"
+    )

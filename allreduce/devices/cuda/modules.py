@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.devices.cuda.driver import NOT_FOUND, api, call, failure
+from allreduce.devices.cuda.driver import NOT_FOUND, api, call, failure, missing_library
 from allreduce.devices.cuda.streams import current_stream, rehearsal
 from allreduce.errors import InternalError, UnsupportedError
 from allreduce.events import logger
@@ -129,9 +129,11 @@ def _compiled(source: str, architecture: str) -> bytes:
 
     Raises:
         InternalError: The compiler rejects it.
+        UnsupportedError: There is no compiler.
     """
     from cuda.core import Program, ProgramOptions
     from cuda.core.utils import FileStreamProgramCache, make_program_cache_key
+    from cuda.pathfinder import DynamicLibNotFoundError
 
     folder = next((each for each in _FOLDERS if each.is_dir()), None)
     if folder is None:
@@ -155,6 +157,8 @@ def _compiled(source: str, architecture: str) -> bytes:
     if found is None:
         try:
             found = bytes(Program(text, "c++", options).compile("cubin").code)
+        except DynamicLibNotFoundError as error:
+            raise missing_library("NVRTC", error) from None
         except Exception as error:
             raise InternalError(f"{name} does not compile for {architecture}: {error}") from error
         try:
