@@ -34,11 +34,13 @@ class _Worker:
     Attributes:
         task: Its name, such as "worker:1".
         is_chief: Whether it is the chief.
+        process: Its host and process, for messages.
         fit: The number of the call of `fit` that it has begun; -1 for none.
     """
 
     task: str
     is_chief: bool
+    process: str
     fit: int = -1
 
 
@@ -160,14 +162,25 @@ class TrainingJob:
     # --- membership ---
 
     def _enter(self, caller: str, fields: Mapping[str, Any], _: Arrays) -> Reply:
-        """Let a worker in, after each new connection of it."""
+        """Let a worker in, after each new connection of it.
+
+        Another process of the same task is waited for: it may be one that has died.
+        """
         with self._changed:
+            if not self._changed.wait_for(lambda: not self._others(fields), WAIT_SECONDS):
+                return {"other": self._others(fields)[0]}, ()
             self._size = fields["workers"]
             self._gone.discard(fields["task"])
             self._ended.discard(fields["task"])
-            self._workers[caller] = _Worker(fields["task"], fields["is_chief"])
+            self._workers[caller] = _Worker(fields["task"], fields["is_chief"], fields["process"])
             self._changed.notify_all()
         return {}, ()
+
+    def _others(self, fields: Mapping[str, Any]) -> list[str]:
+        """List other processes that are a worker's task."""
+        task, process = fields["task"], fields["process"]
+        same = [each.process for each in self._workers.values() if each.task == task]
+        return [each for each in same if each != process]
 
     def _join(self, _: str, fields: Mapping[str, Any], __: Arrays) -> Reply:
         """Compare a worker's settings and seed: all have those of the first one."""

@@ -24,7 +24,8 @@ Service = TrainingJob | ParameterService
 def enter(service: Service, caller: str, task: str = "worker:0", **settings: Any) -> None:
     """Let a worker in, of a cluster of two."""
     is_chief = task == "worker:0"
-    service.call(caller, "enter", {"task": task, "is_chief": is_chief, "workers": 2}, [])
+    entering = {"task": task, "is_chief": is_chief, "workers": 2, "process": caller}
+    service.call(caller, "enter", entering, [])
     fields = {"task": task, "cluster": "cluster", "seed": 1, "seed_is_set": True}
     given = {"update": "async", "checkpoint": None, **settings}
     service.call(caller, "join", {**fields, "settings": given}, [])
@@ -140,6 +141,17 @@ def test_the_progress_of_a_job_that_has_ended_is_ignored(tmp_path: Path) -> None
     again = TrainingJob()  # for the next job in the same folder
     enter(again, "a", checkpoint=str(tmp_path))
     assert begin(again, "a") == {"epoch": 0}
+
+
+def test_another_process_of_a_task_waits_until_the_first_one_is_dead() -> None:
+    service = TrainingJob()
+    enter(service, "a")
+    fields = {"task": "worker:0", "is_chief": True, "workers": 2}
+    assert service.call("b", "enter", {**fields, "process": "b"}, [])[0] == {"other": "a"}
+    assert service.call("a.2", "enter", {**fields, "process": "a"}, [])[0] == {}
+    service.lose("a")
+    service.lose("a.2")
+    assert service.call("b", "enter", {**fields, "process": "b"}, [])[0] == {}
 
 
 def test_a_worker_with_another_cluster_is_refused() -> None:

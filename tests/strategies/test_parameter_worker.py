@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ from allreduce.errors import (
 )
 from allreduce.parameters import checkpoint
 from allreduce.parameters.arena_store import ArenaStore
+from allreduce.server.client import parameter_client
 from allreduce.server.client.parameter_client import connect_all
 from tests.server.clusters import describe, task_command
 from tests.strategies.small_models import data, with_table, words
@@ -451,6 +453,17 @@ def test_a_server_that_was_replaced_is_not_used_again() -> None:
         ):
             client.call("status", {})
     client.close()
+
+
+def test_a_second_process_of_a_task_is_refused(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = worker()
+    monkeypatch.setattr(parameter_client, "_DYING_SECONDS", 0.5)
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    with pytest.raises(UsageError, match=r"worker:0: process \d+ on .* is this task already; give"):
+        connect_all(strategy.cluster, "worker:0", b"", 20.0)
+    assert strategy.status()["workers"] == ["worker:0"]
 
 
 def test_a_server_that_is_another_task_is_refused() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import os
 import secrets
+import socket
 import sys
 import threading
 import time
@@ -15,17 +17,19 @@ from typing import Any
 
 import numpy as np
 
+from allreduce.cluster.host.waiting import Wait
 from allreduce.cluster.spec import ClusterSpec
-from allreduce.errors import ClosedError, JoinError, PeerLostError, TimeoutError
+from allreduce.errors import ClosedError, JoinError, PeerLostError, TimeoutError, UsageError
 from allreduce.events import logger
 from allreduce.server.client.requests import raise_failure
 from allreduce.server.protocol import task_pb2 as pb
-from allreduce.server.protocol.channel import Answer, Channel
+from allreduce.server.protocol.channel import DEAD_SECONDS, Answer, Channel
 from allreduce.server.protocol.connect import Peer, client_of
 from allreduce.server.protocol.frames import Frame
 
 _LOOK_SECONDS = 0.5
 _RETRY_SECONDS = 0.1
+_DYING_SECONDS = DEAD_SECONDS + 2.0  # until a server has noticed that a worker is dead
 WORKERS = ("chief", "master", "worker")  # jobs whose tasks train; the first task is the chief
 Arrays = Sequence[np.ndarray]
 Reply = tuple[dict[str, Any], Arrays]
@@ -234,14 +238,21 @@ def connect_all(
 
     Raises:
         TimeoutError: A task does not answer in time; names it.
-        UsageError: A task cannot write checkpoints.
+        UsageError: A task cannot write checkpoints, or another process is the same worker.
         AllreduceError: What `joined` has raised.
     """
     tasks = [f"{job}:{number}" for job, number, _ in cluster if job in WORKERS]
     described = {"task": task, "is_chief": task == tasks[0], "workers": len(tasks)}
+    described["process"] = f"process {os.getpid()} on {socket.gethostname()}"
 
     def enter(server: ParameterServer) -> None:
-        server.call("enter", described)
+        wait = Wait(_DYING_SECONDS)
+        while other := server.call("enter", described)[0].get("other"):
+            if not wait.has_time_left(f"{other} to end"):
+                raise UsageError(
+                    f"[parameter server] {task}: {other} is this task already; give each process a "
+                    "task of its own in ALLREDUCE_TASK"
+                )
         if server is made[0]:
             joined(server)
 
