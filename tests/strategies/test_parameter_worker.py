@@ -519,6 +519,10 @@ def test_several_threads_may_call_a_server() -> None:
             for each in threads:
                 each.join(20)
             assert len(done) == 4
+            deadline = time.monotonic() + 20
+            while not server.connections._inbound:  # it may answer before it is listed
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
             assert len(server.connections._inbound) == 1
             client.close()
     finally:
