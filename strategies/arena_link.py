@@ -12,6 +12,7 @@ from allreduce.cluster.host.waiting import Wait
 from allreduce.errors import TimeoutError
 from allreduce.events import logger
 from allreduce.graph.update.arena_plan import ArenaPlan
+from allreduce.graph.update.arenas import publish_iterations
 from allreduce.parameters.partition import Part, cut
 from allreduce.server.client.parameter_client import Call, ParameterServer
 from allreduce.server.protocol.encode import sendable
@@ -200,8 +201,9 @@ class ArenaLink:
         self._call_all("contribute", fields, self._arena.gradients)
 
     def pull(self) -> None:
-        """Take the newest parameters over."""
+        """Take the newest parameters over, and the number of updates."""
         self._take(self._call_all("pull", {}))
+        publish_iterations(self.rule)
 
     def assign(self) -> None:
         """Set the servers' parameters to this worker's."""

@@ -118,6 +118,7 @@ def test_synchronous_updates_of_one_gradient_are_those_of_one_replica(
 def test_workers_with_other_samples_are_refused(
     worker: Worker, monkeypatch: pytest.MonkeyPatch, different: dict[str, Any], said: str
 ) -> None:
+    ar.set_seed(5)
     strategy = worker(workers=2)
     trained(strategy, "sgd")
     monkeypatch.setenv("ALLREDUCE_TASK", "worker:1")
@@ -166,6 +167,24 @@ def test_moving_averages_are_the_chiefs(worker: Worker, monkeypatch: pytest.Monk
     other.refresh(slots=False)
     for mine, its in zip(averages, expected, strict=True):
         np.testing.assert_array_equal(mine.numpy(), its.numpy())
+    other.close()
+
+
+def test_the_updates_of_other_workers_count_for_schedules(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ar.set_seed(5)
+    strategy = worker(workers=2)
+    model, _ = trained(strategy, ar.optim.SGD(rate()))
+    monkeypatch.setenv("ALLREDUCE_TASK", "worker:1")
+    monkeypatch.setattr(parameter_server, "_made", itertools.count(strategy._number))
+    other = ar.ParameterServerStrategy(timeout=20)
+    late, _ = trained(other, ar.optim.SGD(rate()))
+    for _ in range(3):
+        late.train_on_batch(*data())
+    strategy.refresh(slots=False)
+    assert model.optimizer.iterations == 27
+    assert model.optimizer.learning_rate == rate()(27)
     other.close()
 
 
