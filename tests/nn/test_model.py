@@ -311,6 +311,15 @@ def test_a_loss_without_predictions_names_the_order_of_its_arguments() -> None:
         model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0)
 
 
+def test_batches_that_are_no_pairs_are_named_by_what_is_in_them() -> None:
+    model = nn.Sequential([nn.Dense(1)])
+    model.compile("sgd", "mse")
+    batch = {"rows": np.ones((8, 2)), "prices": np.ones((8, 1))}
+    said = r"got a list of 1; .* \(x\[0\]\['prices'\] has shape \(8, 1\) and x\[0\]\['rows'\]"
+    with pytest.raises(ShapeError, match=said):
+        model.fit([batch], np.ones((8, 1)), verbose=0)
+
+
 def test_a_layer_is_found_by_its_name_or_place() -> None:
     model = nn.Sequential([nn.Dense(2, name="first"), nn.Dense(2), nn.Dense(1)], name="m")
     assert model.get_layer("first") is model.get_layer(index=0) is model.layers[0]

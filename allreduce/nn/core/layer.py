@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from allreduce.devices import options
-from allreduce.errors import UsageError, unknown_name
+from allreduce.errors import ShapeError, UsageError, unknown_name
 from allreduce.graph.core.naming import snake_case, unique_name
 from allreduce.graph.core.pytree import map_leaves
 from allreduce.graph.core.scope import asked_for, part, surroundings, users_line, within
@@ -317,7 +317,7 @@ def check_one_tensor(layer: Layer, inputs: Any) -> None:
     elif isinstance(inputs, list | tuple):
         found = f"a {type(inputs).__name__} of {len(inputs)}"
         remedy = "make one array of it with np.asarray, or join several with ar.nn.Concatenate"
-    raise UsageError(
+    raise ShapeError(
         f"{users_line()}: layer {layer.path or layer.name!r} ({type(layer).__name__}) takes one "
         f"array, but got {found}; {remedy}"
     )
