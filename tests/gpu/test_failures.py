@@ -40,7 +40,8 @@ from allreduce.comm.transports.nccl import library
 
 folder, what = Path(sys.argv[1]), sys.argv[2]
 ar.config.set_strict_collectives(what == "differs, strict")
-comm, gpu = ar.init(timeout=3 if what.startswith("stops") else 30), devices.lookup("GPU:0")
+timeout = 3 if what.startswith(("stops", "sends")) else 30
+comm, gpu = ar.init(timeout=timeout), devices.lookup("GPU:0")
 x = gpu.allocate(16).array(np.float32, (4,))
 comm.all_reduce(x)
 pids = comm.all_gather_object(os.getpid())
@@ -55,6 +56,8 @@ def status(handle):  # as if NCCL gave a number that its bindings do not know
     return "" if threading.current_thread() is threading.main_thread() else handle.unknown
 
 def call():
+    if what == "sends":
+        return comm.send(x, dest=1 - comm.rank) if comm.rank < 2 else None
     if what == "stops, connecting" and comm.rank != 2:
         os.environ["STANDIN_NCCL_STALLS"] = "1"
     if comm.rank == 2:
@@ -197,6 +200,13 @@ def test_a_failure_of_one_rank_ends_all_at_once(what: str, error: str, tmp_path:
         said = rf"PeerLostError: \[nccl\] rank {rank}: rank 2 aborted the communicator: {error}"
         assert re.match(said, text), text
     assert re.match(rf"InternalError: \[nccl\] rank 2: {error}", found[2]), found[2]
+
+
+@SIMULATED
+def test_two_members_that_both_send_first_are_told_so(tmp_path: Path) -> None:
+    for rank, text in enumerate(fail(tmp_path, "run", "sends")[:2]):
+        assert text.startswith(f"TimeoutError: [nccl] rank {rank}: send(float32[4], dest="), text
+        assert "let one of them receive first" in text, text
 
 
 LEAVING = """

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.comm.calls.call import Array, Call
+from allreduce.comm.calls.call import MESSAGES, Array, Call
 from allreduce.comm.calls.members import MemberInfo
 from allreduce.comm.calls.plan import Plan
 from allreduce.comm.core import progress
@@ -117,7 +117,8 @@ class NcclTransport(Transport):
             if not error.everywhere:  # the others have enqueued it, and wait
                 self.watch.refuse(text, error)
             raise
-        return NcclWork(self, self.watch.begin(event, text, number), result)
+        is_message = calls[0].call.collective in MESSAGES
+        return NcclWork(self, self.watch.begin(event, text, number, is_message), result)
 
     def check_carries(self, where: str, call: Call) -> None:
         carries.check_carries(where, call.collective, call.op, call.dtype)

@@ -47,6 +47,10 @@ _END_SECONDS = 5.0
 
 _OTHER_PREFIX = re.compile(r"^\[\w+\] rank \d+: ")  # of errors of the world
 
+_NO_MESSAGE = (
+    "the other member has not called, or waits in a message of its own, as when both send first: "
+    "let one of them receive first"
+)
 _FAULTS = {MismatchError: "mismatch", TimeoutError: "timeout", PeerLostError: "lost"}
 
 
@@ -57,6 +61,7 @@ class Enqueued:
     event: Event
     text: str
     number: int  # of calls that were to be compared up to it
+    is_message: bool
     since: float
     ended: bool = False
 
@@ -114,9 +119,9 @@ class Watch:
                 member.abort()
         add(self)
 
-    def begin(self, event: Event, text: str, number: int) -> Enqueued:
+    def begin(self, event: Event, text: str, number: int, is_message: bool) -> Enqueued:
         """Watch a call that was just enqueued."""
-        call = Enqueued(event, text, number, time.monotonic())
+        call = Enqueued(event, text, number, is_message, time.monotonic())
         self._calls.append(call)  # without the lock, which a look may hold for milliseconds
         _wake()
         return call
@@ -316,7 +321,8 @@ class Watch:
         others = [each for each in members if each.index != self._control.index]
         found = [members[each] for each in absent] or [each for each in others if each.stopped]
         if not found:
-            return "all members have made it, but it has not ended"
+            of_messages = any(each.is_message for each in list(self._calls))
+            return _NO_MESSAGE if of_messages else "all members have made it, but it has not ended"
         return "; ".join(f"{each} has not made it ({each.state})" for each in found)
 
     def _fail(self, error: AllreduceError) -> None:
