@@ -309,6 +309,15 @@ class ParameterServerStrategy(Strategy):
         self._variables.send_changes()
         self._fit.begin(spec)
 
+    def register(self, step: Callable[..., Any], batch: Sequence[Any]) -> None:
+        """Exchange the values of a step's variables; see `training.dealt_fit.Dealer`."""
+        fn, arguments = self._together(step, batch, None)
+
+        def exchange() -> None:
+            self._variables.register(self._compiled(self._programs.of(fn), fn, arguments))
+
+        self.between_steps(exchange)
+
     def ask(self, seen: int, stops: bool, done: Report | None) -> Answer:
         """Report a part, and ask what to do next; see `training.dealt_fit.Dealer`."""
         self._variables.send_changes()

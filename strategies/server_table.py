@@ -155,7 +155,7 @@ class ServerTable:
         if len(kept) > 1:
             numbers, gradients = (np.concatenate(each) for each in zip(*kept, strict=True))
             unique, sums = add_duplicates(numbers, gradients)
-        self._register_all()  # a step without rows has not looked any up
+        self.register()  # a step without rows has not looked any up
         servers = [server for server, _ in self._servers]
         if (now := settings_on(servers, rule)) != self._settings:
             self._settings, self._optimizer = now, sendable(rule)
@@ -202,7 +202,7 @@ class ServerTable:
         Returns:
             For each server that was called its index, its part of the numbers, and its reply.
         """
-        self._register_all()
+        self.register()
         ends = [0, *np.searchsorted(numbers, self._cuts).tolist(), len(numbers)]
         calls: list[tuple[int, slice, Call]] = []
         for index, (low, high) in enumerate(pairwise(ends)):
@@ -228,7 +228,8 @@ class ServerTable:
         own["loses"] = self.after >= 0 and self._gave_to[index] != server.generation
         return server.start(method, own, arrays)
 
-    def _register_all(self) -> None:
+    def register(self) -> None:
+        """Make the table on all servers, or find it; wait until it has values."""
         if not self._registered:
             for index in range(len(self._servers)):
                 self._register(index, initial=True)

@@ -53,6 +53,12 @@ class ServerVariables:
 
     # --- registering ---
 
+    def register(self, compiled: Compiled) -> None:
+        """Register all that a step updates, also the tables that it looks up only when it runs."""
+        for link in self.prepare(compiled):
+            for table in self.tables.of(link.plan.variables):
+                table.register()
+
     def prepare(self, compiled: Compiled) -> list[ArenaLink]:
         """Return the links of the arenas that a step updates; new ones register with the servers.
 

@@ -52,6 +52,14 @@ class Dealer(Protocol):
         """Begin a call of `fit`; blocks until the chief has."""
         ...
 
+    def register(self, step: Callable[..., Any], batch: Sequence[Any]) -> None:
+        """Take over the values of the variables of a step; the chief gives them initial ones.
+
+        So a process that gets no rows has them, too, and no process waits for the chief's first
+        rows.
+        """
+        ...
+
     def ask(self, seen: int, stops: bool, done: Report | None) -> Answer:
         """Report a part, and ask what to do next; blocks until there is something.
 
@@ -113,6 +121,10 @@ class _Run:
         model.stop_training = False
         history = model.history = History()
         self._dealer.begin_fit(spec)
+        first = slice(0, min(spec.rows, spec.batch_size))
+        self._dealer.register(
+            model.train_function, next(self._batches(TRAIN, first, spec.batch_size))
+        )
         hooks.call("on_train_begin")
         seen, done, logs = spec.first, None, dict[str, Any]()
         shown, tests = self._begin_epoch(seen), False

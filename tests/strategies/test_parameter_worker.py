@@ -106,6 +106,45 @@ def test_synchronous_updates_of_one_gradient_are_those_of_one_replica(
     np.testing.assert_allclose(found["val_loss"], expected["val_loss"], rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["averages", "table"])
+def test_workers_without_rows_initialise_variables_and_get_their_values(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    ar.set_seed(5)
+    strategy = worker(workers=2)
+    monkeypatch.setenv("ALLREDUCE_TASK", "worker:1")
+    monkeypatch.setattr(parameter_server, "_made", itertools.count(strategy._number))
+    other = ar.ParameterServerStrategy(timeout=20)
+    workers, has_trained = [strategy, other], threading.Event()
+    x, y = words() if kind == "table" else data()
+    if kind == "table":
+        models = [with_table(each, ar.optim.SGD(0.1)) for each in workers]
+    else:
+        models = [with_averages(each) for each in workers]
+
+    class Waits(ar.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            has_trained.wait(15)
+
+    class Trains(ar.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            has_trained.set()
+
+    def fit(model: Any, callback: Any) -> None:
+        options: dict[str, Any] = {"batch_size": len(x), "epochs": 1, "verbose": 0}
+        model.fit(x, y, callbacks=[callback], **options)
+
+    chief = threading.Thread(target=fit, args=(models[0], Waits()))
+    chief.start()
+    fit(models[1], Trains())
+    chief.join(20)
+    assert has_trained.is_set()
+    assert strategy.status()["updates"] == {"/job:ps/task:0": 1}
+    for mine, its in zip(*(each.get_weights() for each in models), strict=True):
+        np.testing.assert_array_equal(mine, its)
+    other.close()
+
+
 @pytest.mark.parametrize(
     ("different", "said"),
     [
