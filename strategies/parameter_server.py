@@ -317,6 +317,7 @@ class ParameterServerStrategy(Strategy):
             self._variables.register(self._compiled(self._programs.of(fn), fn, arguments))
 
         self.between_steps(exchange)
+        self.refresh(slots=False)
 
     def ask(self, seen: int, stops: bool, done: Report | None) -> Answer:
         """Report a part, and ask what to do next; see `training.dealt_fit.Dealer`."""

@@ -134,12 +134,19 @@ def test_workers_without_rows_initialise_variables_and_get_their_values(
         options: dict[str, Any] = {"batch_size": len(x), "epochs": 1, "verbose": 0}
         model.fit(x, y, callbacks=[callback], **options)
 
-    chief = threading.Thread(target=fit, args=(models[0], Waits()))
-    chief.start()
-    fit(models[1], Trains())
-    chief.join(20)
-    assert has_trained.is_set()
+    def fit_both() -> None:
+        has_trained.clear()
+        chief = threading.Thread(target=fit, args=(models[0], Waits()))
+        chief.start()
+        fit(models[1], Trains())
+        chief.join(20)
+        assert has_trained.is_set()
+
+    fit_both()
     assert strategy.status()["updates"] == {"/job:ps/task:0": 1}
+    models[0].set_weights([np.zeros_like(each) for each in models[0].get_weights()])
+    fit_both()
+    np.testing.assert_allclose(models[1].history.history["loss"], np.log(2), rtol=1e-6)
     for mine, its in zip(*(each.get_weights() for each in models), strict=True):
         np.testing.assert_array_equal(mine, its)
     other.close()
