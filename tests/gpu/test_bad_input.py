@@ -152,6 +152,8 @@ if what == "network" and comm.rank == 0:
 
     nccl.get_unique_id = fail
 x = devices.lookup("GPU:0").allocate(16).array(np.float32, (4,))
+if what == "host" and comm.rank == 1:
+    x = np.zeros(4, np.float32)
 try:
     comm.all_reduce(x)
     print("reduced", flush=True)
@@ -165,6 +167,7 @@ except ar.AllreduceError as error:
     ("what", "texts"),
     {
         "package": ["UnsupportedError", "NCCL cannot be used on rank 1: ", "pip install"],
+        "host": ["all_reduce(float32[4], op='sum') at", "nccl(first call of arrays on GPUs) at"],
         "network": ["NCCL could not make a unique id: ", "NCCL_SOCKET_IFNAME chooses"],
         "shared memory": ["NCCL could not make a communicator: SystemError", "--shm-size=1g"],
     }.items(),

@@ -191,7 +191,7 @@ class NcclTransport(Transport):
         """Exchange facts about the members' GPUs and NCCLs."""
         mine = agreement.facts_of(device).pack()
         everyones = np.zeros((len(self.members), mine.size), np.uint8)
-        text = "nccl(compare the members' GPUs)"
+        text = "nccl(first call of arrays on GPUs)"  # in errors, if others make another call
         call = Call("all_gather", None, "uint8", mine.size, None, self._group, call_text=text)
         self.control.start(call, mine, everyones, lambda: None).wait()
         return [agreement.Facts.unpack(each) for each in everyones]
