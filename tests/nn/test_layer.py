@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,36 @@ class Named(nn.Layer):
 
     def call(self, x: Any) -> Any:
         return x
+
+
+class Shaped(nn.Layer):
+    def __init__(self, shape: Any) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def build(self, input_shape: Any) -> None:
+        self.add_variable("w", input_shape if self.shape == "inputs" else self.shape)
+
+    def call(self, x: Any) -> Any:
+        return x
+
+
+def test_the_shape_of_a_variable_has_sizes_from_0() -> None:
+    refused: tuple[Any, ...] = (("a", 2), (-1, 2), (2.5,), None)
+    for shape in refused:
+        said = (
+            rf"test_layer.py:\d+: the shape of variable '\w+/w' is .* not {re.escape(repr(shape))}"
+        )
+        with pytest.raises(UsageError, match=said):
+            Shaped(shape)(np.ones((1, 3)))
+    model = nn.Sequential([Shaped("inputs")])
+    with pytest.raises(UsageError, match="the size batch is known only when the step runs"):
+        model.build((None, 3))
+    taken: tuple[Any, ...] = (3, [np.int64(2), 1], ())
+    for shape, expected in zip(taken, ((3,), (2, 1), ()), strict=True):
+        layer = Shaped(shape)
+        layer(np.ones((1, 3)))
+        assert [each.shape for each in layer.variables] == [expected]
 
 
 @pytest.mark.parametrize("names", [("w", "w"), ("w", "name"), ("call",)])

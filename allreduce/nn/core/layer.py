@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
@@ -193,7 +194,8 @@ class Layer(Refusing):
             trainable: Whether optimizers are to change it.
 
         Raises:
-            UsageError: The layer has an attribute of that name, or there is no such initializer.
+            UsageError: The layer has an attribute of that name, the shape is none, or there is no
+                such initializer.
         """
         if inspect.getattr_static(self, name, None) is not None:
             raise UsageError(
@@ -201,6 +203,7 @@ class Layer(Refusing):
                 "already; call the variable something else"
             )
         path = f"{self.path}/{name}"
+        shape = _sizes(path, shape)
         calls.check_size(path, shape)
         make = initializers.get(initializer)
         variable = Variable(
@@ -304,6 +307,21 @@ def _shape(tensors: Any) -> Any:
     if isinstance(tensors, Tensor):
         return tensors.shape
     return map_leaves(lambda leaf: leaf.shape if isinstance(leaf, Tensor) else None, tensors)
+
+
+def _sizes(path: str, shape: Any) -> tuple[int, ...]:
+    """Read the shape of a variable; one size alone is that of a vector."""
+    try:
+        sizes = (shape,) if isinstance(shape, int | np.integer) else shape
+        found = tuple(operator.index(size + 0) for size in sizes)  # a named dimension refuses + 0
+    except TypeError:
+        found = (-1,)
+    if min(found, default=0) < 0:
+        raise UsageError(
+            f"{users_line()}: the shape of variable {path!r} is a tuple of sizes from 0, not "
+            f"{shape!r:.60}"
+        )
+    return found
 
 
 def check_one_tensor(layer: Layer, inputs: Any) -> None:
