@@ -159,9 +159,6 @@ def numbers_of(rows: int) -> list[np.ndarray]:
 # --- the benchmark ---
 
 
-# --- the benchmark ---
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--worker", nargs=3, help="what, and its two arguments (internal)")
