@@ -46,7 +46,7 @@ def end(frame: Frame, collective: int) -> None:
     """Wait for a collective, unless it has been awaited already."""
     if collective not in frame.works:
         return
-    for each in _through(frame, collective) if frame.watches else _received(frame, collective):
+    for each in _ended_with(frame, collective):
         wait_for(frame, frame.facts.nodes[each], frame.works.pop(each))
         if each in frame.received:
             frame.received[each]()
@@ -54,21 +54,17 @@ def end(frame: Frame, collective: int) -> None:
             check_value(frame, frame.facts.nodes[each])
 
 
-def _through(frame: Frame, collective: int) -> list[int]:
-    """List the collectives that end with one: those that started before it, and itself.
+def _ended_with(frame: Frame, collective: int) -> list[int]:
+    """List the started collectives whose end is to be handled when one ends; it comes last.
 
-    Readers of the earlier ones do not wait again, so what follows a collective is done for all.
+    Collectives end in the order in which they started. A reader of an earlier one does not wait for
+    it again, so an earlier one that is checked or received is handled now.
     """
-    started = list(frame.works)
-    return started[: started.index(collective) + 1]
-
-
-def _received(frame: Frame, collective: int) -> list[int]:
-    """List those of `_through` whose results have to be brought to their places, and itself."""
-    if not frame.received:
+    if not frame.watches and not frame.received:
         return [collective]
-    ended = _through(frame, collective)
-    return [each for each in ended if each in frame.received or each == collective]
+    started = list(frame.works)
+    earlier = started[: started.index(collective)]
+    return [*(each for each in earlier if frame.watches or each in frame.received), collective]
 
 
 def order(frame: Frame, collective: int, stream: Stream | None) -> None:
@@ -80,7 +76,7 @@ def order(frame: Frame, collective: int, stream: Stream | None) -> None:
     if stream is None or events.has_subscribers():
         end(frame, collective)
     elif collective in frame.works:
-        for each in _received(frame, collective):
+        for each in _ended_with(frame, collective):
             work, clock = frame.works[each], frame.clocks[each]
             if clock.early is None:
                 clock.early = work.settled
