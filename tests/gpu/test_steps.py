@@ -8,7 +8,10 @@ import subprocess
 import sys
 from collections import Counter
 
+import numpy as np
 import pytest
+
+import allreduce as ar
 
 CHECKED = """
 import numpy as np
@@ -41,6 +44,28 @@ def test_modes_for_finding_errors_work_on_gpus() -> None:
     assert "NumericsError" in numerics, done.stderr
     assert "9 Inf" in numerics
     assert 'no kernel of own, so place it with ar.device("CPU:0")' in missing
+
+
+@pytest.mark.parametrize("devices", [["GPU:0"], ["GPU:0", "GPU:1"]], ids=len)
+def test_an_operation_of_the_host_works_on_a_value_of_a_gpu(devices: list[str]) -> None:
+    strategy = ar.MirroredStrategy(devices)
+    with strategy.scope():
+        w = ar.Variable(np.ones((3, 2), np.float32), name="w")
+        optimizer = ar.optim.SGD(1.0)
+
+    @ar.function
+    def step(x: ar.Tensor) -> ar.Tensor:
+        y = x @ w
+        with ar.device("CPU:0"):
+            there = ar.ops.exp(y)
+        optimizer.minimize(ar.ops.sum(there * y, axis=1), [w])
+        return there
+
+    (batch,) = strategy.distribute_dataset([np.full((4, 3), 0.1, np.float32)])
+    for part in strategy.local_results(strategy.run(step, (batch,))):
+        np.testing.assert_allclose(part, np.exp(np.full_like(part, 0.3)), rtol=1e-5)
+    slope = 0.1 * np.exp(0.3) * 1.3
+    np.testing.assert_allclose(w.numpy(), np.full((3, 2), 1 - slope), rtol=1e-5)
 
 
 MARKED = """

@@ -347,7 +347,9 @@ def _receive(frame: Frame, node: Node) -> Step:
     device = frame.device(name.device)  # the device that copies
     stream = device.own(name.kind)
     source = DeviceName.parse(node.attrs["source"])
-    if not (node.attrs["across"] or source.on_host or device.reads_host):
+    assert node.device is not None, node
+    if not (node.attrs["across"] or source.on_host or node.device.on_host):
+        # Between GPUs a kernel may copy; from and to the host the driver does.
         stream.rehearse(device.assign, out, frame.blank(source, node.spec.shape, node.spec.dtype))
 
     def copy() -> None:
