@@ -96,14 +96,14 @@ def _events(order: list[Node], streams: list[StreamName]) -> list[tuple[int, ...
 def _before(order: list[Node], streams: list[StreamName]) -> Iterator[list[int]]:
     """List the indices of the instructions that must end before each one.
 
-    Collectives of one communicator are also ordered, on whichever devices they run: all replicas
-    call them in the same order.
+    The host's collectives also end in the order in which they start, on whichever of its devices
+    they run. Those of GPUs do so on each GPU only, because each has a stream of its own.
     """
     place = {node.id: index for index, node in enumerate(order)}
     called = None
     for index, node in enumerate(order):
         before = [place[i] for i in node.before if i in place]
-        if streams[index].kind == COLLECTIVE:
+        if streams[index].kind == COLLECTIVE and streams[index].device.on_host:
             yield before if called is None else [*before, called]
             called = index
         else:
