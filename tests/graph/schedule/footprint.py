@@ -15,8 +15,8 @@ from allreduce.reduction import ShardMode
 # span) a gradient in the arena, ("sums", plan, bucket) the sums of the own slice if stored
 # elsewhere, ("divisor", plan) the divisor of updates, ("variable", variable) a variable, ("number",
 # plan) and ("iterations", plan) the counters of an arena's updates, ("communicator", "calls") the
-# number of calls, and ("look", node) the address of a value in another value's memory, or a
-# variable's.
+# number of the host's calls, and ("look", node) the address of a value in another value's memory,
+# or a variable's.
 Region = Hashable
 
 _UPDATES = ("update_bucket", "update_slices", "update_own")
@@ -102,7 +102,8 @@ class _Places:
             yield Access(("variable", node.attrs["variable"]), False, node.id)
         for region in _changed(node):
             yield Access(region, True)
-        if op.kind == "collective":
+        # One thread issues those of other devices, and each device's stream orders its own.
+        if op.kind == "collective" and (node.device is None or node.device.on_host):
             yield Access(("communicator", "calls"), True)
         yield from _counting(node)
         if node.op in (*_UPDATES, *_NORMS, "reduce_scatter_bucket"):
