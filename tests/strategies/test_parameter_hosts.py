@@ -104,10 +104,14 @@ def _set_link(host: netns.Host, state: str) -> None:
 
 def _read_until(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdout is not None
-    for each in process.stdout:
-        if each == line:
-            return
-    raise AssertionError(f"it has ended without {line!r}: {process.communicate()}")
+    found = ""
+    while found != line:
+        if found.endswith("\n"):
+            found = ""
+        # By the byte: `communicate` would not return what a buffer has read ahead.
+        one = os.read(process.stdout.fileno(), 1).decode()
+        assert one, f"it has ended without {line!r}: {process.communicate()}"
+        found += one
 
 
 @pytest.mark.parametrize("update", ["async", pytest.param("sync", marks=pytest.mark.torture)])
