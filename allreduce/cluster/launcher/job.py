@@ -158,10 +158,7 @@ class Job:
 
     def _note_end(self, child: Child) -> None:
         """Write the rest of its output, and inform the leader and the log of its end."""
-        for source in {child.stdout, child.stderr} & self._relays.keys():
-            self._relays[source].drain()
-            self._relays[source].ended = True
-            self._forget_ended(source)
+        self._finish_output(child)
         if child.code == 0:
             if self._leader is not None:
                 self._leader.end(child.rank, child.pid)

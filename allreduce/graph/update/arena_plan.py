@@ -338,13 +338,9 @@ def agree_on_exchange(host: LocalReplicas, buckets: Sequence[Bucket]) -> None:
         communicator = host.replicas[index].communicator
         assert communicator is not None, "one of several"
         facts_by_rank = compare(communicator, here, "how gradients are exchanged", facts)
-        if (
-            len({tuple(fact.shown for fact in each.values()) for each in facts_by_rank.values()})
-            > 1
-        ):
-            raise mismatch(
-                f"rank {here}", facts_by_rank
-            )  # otherwise variables differ, which the step checksum reports
+        found = {tuple(fact.shown for fact in each.values()) for each in facts_by_rank.values()}
+        if len(found) > 1:  # otherwise variables differ, which the step checksum reports
+            raise mismatch(f"rank {here}", facts_by_rank)
 
     host.on_replicas(one)
 
