@@ -176,7 +176,7 @@ def test_a_wrong_interface_is_named(alone: Any, wrong: dict[str, Any], text: str
 
 
 class Export:
-    """Another library's array on a GPU, which gives what it is told to."""
+    """An array of another library on a GPU, whose DLPack export is `given`."""
 
     def __init__(self, x: Any, given: Any) -> None:
         self.x, self.given = x, given

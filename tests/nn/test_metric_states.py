@@ -168,7 +168,7 @@ class Largest(metrics.Metric):
 
 
 class Total(metrics.Metric):
-    """The sum of the predictions, but for its `value`."""
+    """A metric with a state of one number, and without the `value` that it needs."""
 
     def increment(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         del y_true, sample_weight

@@ -328,7 +328,7 @@ def test_a_saved_model_goes_on_elsewhere(worker: Worker, tmp_path: Path) -> None
 
 
 def own_step(strategy: Any) -> Callable[[], float]:
-    """Return a step of a loop of one's own, which returns the loss."""
+    """Return a function that runs one training step and returns its loss."""
     with strategy.scope():
         weights = ar.Variable(np.zeros(6, np.float32), name="weights")
         optimizer = ar.optim.Adam(0.1)

@@ -20,7 +20,7 @@ class Doubles:
         out[...] = 2 * numbers[:, None]
 
     def add_gradient(self, numbers: np.ndarray, gradients: np.ndarray) -> None:
-        raise NotImplementedError
+        raise AssertionError("a lookup gives no gradients")
 
 
 def look_up(numbers: np.ndarray) -> np.ndarray:
