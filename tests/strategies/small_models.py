@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import allreduce as ar
+
+Worker = Callable[..., ar.ParameterServerStrategy]  # with so many servers in this process
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:
@@ -42,6 +45,26 @@ def with_table(strategy: Any, optimizer: Any) -> Any:
         model = ar.nn.Sequential(layers)
         loss = ar.nn.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer=optimizer, loss=loss)
+    return model
+
+
+def trained(strategy: Any, optimizer: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """Train a small model; returns it and its history."""
+    ar.set_seed(5)
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = ar.nn.Sequential([ar.nn.Dense(8, activation="relu"), ar.nn.Dense(2)])
+        loss = ar.nn.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer=optimizer, loss=loss, metrics=["accuracy"])
+    x, y = data()
+    given = {"batch_size": 32, "epochs": 3, "verbose": 0, "validation_data": (x[:50], y[:50])}
+    return model, model.fit(**{"x": x, "y": y, **given, **options}).history
+
+
+def with_averages(strategy: Any) -> Any:
+    ar.set_seed(5)
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = ar.nn.Sequential([ar.nn.BatchNorm(), ar.nn.Dense(2, activation="softmax")])
+        model.compile(ar.optim.SGD(0.1), "sparse_categorical_crossentropy")
     return model
 
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,54 +13,12 @@ import pytest
 from allreduce.strategies import parameter_server
 
 import allreduce as ar
-from allreduce.cluster.host import waiting
-from allreduce.cluster.spec import ClusterSpec
-from allreduce.errors import (
-    JoinError,
-    MismatchError,
-    TimeoutError,
-    UnsupportedError,
-    UsageError,
-)
-from allreduce.parameters import checkpoint
+from allreduce.errors import MismatchError, UnsupportedError, UsageError
 from allreduce.parameters.arena_store import ArenaStore
-from allreduce.server.client import parameter_client
-from allreduce.server.client.parameter_client import connect_all
-from tests.server.clusters import describe, task_command
-from tests.strategies.small_models import data, with_table, words
+from tests.server.clusters import describe
+from tests.strategies.small_models import Worker, data, trained, with_averages, with_table, words
 
-Worker = Callable[..., ar.ParameterServerStrategy]
 LOSS = "sparse_categorical_crossentropy"
-
-
-@pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
-    """Return a function that makes a strategy, with so many servers in this process."""
-    with contextlib.ExitStack() as stack:
-
-        def make(servers: int = 1, workers: int = 1, **options: Any) -> ar.ParameterServerStrategy:
-            spec = describe({"ps": servers, "worker": workers})
-            for number in range(servers):
-                stack.enter_context(ar.Server(spec, "ps", number))
-            monkeypatch.setenv("ALLREDUCE_CLUSTER", spec.as_json())
-            monkeypatch.setenv("ALLREDUCE_TASK", "worker:0")
-            strategy = ar.ParameterServerStrategy(timeout=20, **options)
-            stack.callback(strategy.close)
-            return strategy
-
-        yield make
-
-
-def trained(strategy: Any, optimizer: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """Train a small model; returns it and its history."""
-    ar.set_seed(5)
-    with strategy.scope() if strategy else contextlib.nullcontext():
-        model = ar.nn.Sequential([ar.nn.Dense(8, activation="relu"), ar.nn.Dense(2)])
-        loss = ar.nn.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(optimizer=optimizer, loss=loss, metrics=["accuracy"])
-    x, y = data()
-    given = {"batch_size": 32, "epochs": 3, "verbose": 0, "validation_data": (x[:50], y[:50])}
-    return model, model.fit(**{"x": x, "y": y, **given, **options}).history
 
 
 def rate() -> Any:
@@ -187,14 +140,6 @@ def test_callbacks_change_the_rate_and_stop(worker: Worker) -> None:
     np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-5)
 
 
-def with_averages(strategy: Any) -> Any:
-    ar.set_seed(5)
-    with strategy.scope() if strategy else contextlib.nullcontext():
-        model = ar.nn.Sequential([ar.nn.BatchNorm(), ar.nn.Dense(2, activation="softmax")])
-        model.compile(ar.optim.SGD(0.1), LOSS)
-    return model
-
-
 def test_moving_averages_are_the_chiefs(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = data()
     alone = with_averages(None)
@@ -242,40 +187,6 @@ def test_written_averages_are_no_updates(worker: Worker) -> None:
     assert strategy.status()["updates"] == {"/job:ps/task:0": 2}
 
 
-def test_moving_averages_are_in_checkpoints(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    x, y = data()
-    first = worker(servers=2, checkpoint=tmp_path)
-    model = with_averages(first)
-    model.fit(x, y, batch_size=32, epochs=2, verbose=0)
-    monkeypatch.setattr(parameter_server, "_made", itertools.count(first._number))
-    again = with_averages(worker(servers=2, checkpoint=tmp_path))  # on other servers
-    again.train_on_batch(x[:1], y[:1])
-    averages = [each.numpy() for each in model.variables if not each.trainable]
-    found = [each.numpy() for each in again.variables if not each.trainable]
-    # The averages differ by the last step, whose momentum is 0.99.
-    for mine, its in zip(found, averages, strict=True):
-        np.testing.assert_allclose(mine, its, rtol=0.05, atol=0.05)
-
-
-@pytest.mark.parametrize("after", [1, 3])
-def test_another_number_of_servers_reads_a_table(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: int
-) -> None:
-    x, y = words()
-    first = worker(servers=2, checkpoint=tmp_path)
-    model = with_table(first, ar.optim.Adagrad(0.1))
-    model.fit(x, y, batch_size=32, epochs=2, verbose=0)
-    monkeypatch.setattr(parameter_server, "_made", itertools.count(first._number))
-    again = with_table(worker(servers=after, checkpoint=tmp_path), ar.optim.Adagrad(0.1))
-    given = {"batch_size": 32, "epochs": 2, "shuffle": False, "verbose": 0}
-    # The new servers' first, as both write into the folder.
-    found, expected = (each.fit(x, y, **given).history["loss"] for each in (again, model))
-    # Rows and their accumulators are equal: so is the training that follows.
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
 def test_assigned_values_reach_the_servers(worker: Worker) -> None:
     model, _ = trained(worker(), ar.optim.SGD(0.1))
     model.set_weights([np.zeros_like(each) for each in model.get_weights()])
@@ -292,30 +203,6 @@ def test_another_strategy_trains_anew(worker: Worker) -> None:
     _, found = trained(second, ar.optim.SGD(0.1))
     second.close()
     np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-6)
-
-
-@pytest.mark.parametrize("staleness", [None, 1])
-def test_a_server_that_restarts_in_an_epoch_gets_gradients_again(
-    monkeypatch: pytest.MonkeyPatch, staleness: int | None
-) -> None:
-    spec = describe({"ps": 1, "worker": 1})
-    monkeypatch.setenv("ALLREDUCE_CLUSTER", spec.as_json())
-    monkeypatch.setenv("ALLREDUCE_TASK", "worker:0")
-    servers = [ar.Server(spec, "ps", 0)]
-
-    class Restarts(ar.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if batch == 3 and len(servers) == 1:
-                servers[0].close()
-                servers.append(ar.Server(spec, "ps", 0))
-
-    strategy = ar.ParameterServerStrategy(timeout=20, staleness=staleness)
-    _, history = trained(strategy, ar.optim.SGD(0.1), callbacks=[Restarts()], epochs=3)
-    updates = strategy.status()["updates"]["/job:ps/task:0"]
-    strategy.close()
-    servers[1].close()
-    assert history["loss"][-1] < history["loss"][0]
-    assert updates >= 3 * 8 - 1  # a batch under way when the server died may be missing
 
 
 def test_a_saved_model_goes_on_elsewhere(worker: Worker, tmp_path: Path) -> None:
@@ -406,37 +293,6 @@ def test_gradients_that_overtake_each_other_all_count(
     assert strategy.status()["updates"] == {"/job:ps/task:0": 3}
 
 
-def test_a_server_that_ends_writes_the_latest_updates(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    spec = describe({"ps": 1, "worker": 1})
-    monkeypatch.setenv("ALLREDUCE_CLUSTER", spec.as_json())
-    monkeypatch.setenv("ALLREDUCE_TASK", "worker:0")
-    x, y = data()
-    with ar.Server(spec, "ps", 0):
-        strategy = ar.ParameterServerStrategy(timeout=20, checkpoint=tmp_path)
-        with strategy.scope():
-            model = ar.nn.Sequential([ar.nn.Dense(2, activation="softmax")])
-            model.compile("sgd", LOSS)
-        for _ in range(3):
-            model.train_on_batch(x, y)
-    strategy.close()
-    (written,) = tmp_path.glob("*-part-0-of-1.safetensors")
-    found = checkpoint.read(written)
-    assert found is not None
-    assert found.described["version"] == 3
-
-
-def test_a_folder_that_servers_cannot_write_is_refused_at_once(
-    worker: Worker, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=r"/job:ps/task:0 cannot write checkpoints to .*file/new"):
-        worker(checkpoint=tmp_path / "file" / "new")
-    worker(checkpoint=tmp_path / "missing" / "new")
-    assert not list((tmp_path / "missing" / "new").iterdir())
-
-
 def test_what_cannot_be_is_said_in_one_line(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -501,159 +357,3 @@ def test_a_table_refuses_what_it_cannot_do(worker: Worker) -> None:
         with_table(strategy, ar.optim.SGD(0.1, clip_norm=1.0)).fit(x, y, verbose=0)
     with pytest.raises(UsageError, match="vectors for whole numbers from 0 to 39"):
         with_table(strategy, ar.optim.SGD(0.1)).fit(x + 1, y, verbose=0)
-
-
-def test_a_server_that_was_replaced_is_not_used_again() -> None:
-    spec = describe({"ps": 1, "worker": 1})
-    with ar.Server(spec, "ps", 0) as first:
-        (client,) = connect_all(spec, "worker:0", b"", 20.0)
-        earlier = first.service._generation
-    with ar.Server(spec, "ps", 0):
-        client.call("status", {})
-    with ar.Server(spec, "ps", 0) as cut_off:
-        cut_off.service._generation = earlier
-        client._timeout = 0.5
-        with pytest.raises(
-            TimeoutError, match=r"start it again .* with checkpoint=, they go on from there"
-        ):
-            client.call("status", {})
-    client.close()
-
-
-def test_a_second_process_of_a_task_is_refused(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    strategy = worker()
-    monkeypatch.setattr(parameter_client, "_DYING_SECONDS", 0.5)
-    monkeypatch.setattr(os, "getpid", lambda: 7)
-    with pytest.raises(UsageError, match=r"worker:0: process \d+ on .* is this task already; give"):
-        connect_all(strategy.cluster, "worker:0", b"", 20.0)
-    assert strategy.status()["workers"] == ["worker:0"]
-
-
-def test_a_server_that_is_another_task_is_refused() -> None:
-    spec = describe({"ps": 2, "worker": 1})
-    addresses = [spec.address("ps", number) for number in (1, 0)]
-    swapped = ClusterSpec({**spec.as_dict(), "ps": addresses})
-    with (
-        ar.Server(spec, "ps", 0),
-        ar.Server(spec, "ps", 1),
-        pytest.raises(JoinError, match="is /job:ps/task:1, but this cluster has /job:ps/task:0"),
-    ):
-        connect_all(swapped, "worker:0", b"", 20.0)
-
-
-def test_a_server_is_not_lost_by_ctrl_c(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    spec = describe({"ps": 1, "worker": 1})
-
-    def interrupted(*_: Any) -> Any:
-        raise KeyboardInterrupt
-
-    with ar.Server(spec, "ps", 0):
-        (client,) = connect_all(spec, "worker:0", b"", 20.0)
-        assert client._channel is not None
-        with monkeypatch.context() as patch:
-            patch.setattr(client._channel._reader, "read", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                client.call("status", {})
-        assert "is lost" not in caplog.text
-        assert client.call("status", {})[0]["workers"] == ["worker:0"]
-        client.close()
-
-
-def test_several_threads_may_call_a_server() -> None:
-    spec = describe({"ps": 1, "worker": 1})
-    with ar.Server(spec, "ps", 0):
-        (client,) = connect_all(spec, "worker:0", b"", 20.0)
-    done: list[int] = []
-
-    def call() -> None:
-        for _ in range(100):
-            client.call("status", {})
-        done.append(1)
-
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ar.Server(spec, "ps", 0) as server:  # to which one of the threads connects again
-            threads = [threading.Thread(target=call, daemon=True) for _ in range(4)]
-            for each in threads:
-                each.start()
-            for each in threads:
-                each.join(20)
-            assert len(done) == 4
-            deadline = time.monotonic() + 20
-            while not server.connections._inbound:  # it may answer before it is listed
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-            assert len(server.connections._inbound) == 1
-            client.close()
-    finally:
-        sys.setswitchinterval(before)
-
-
-def test_a_server_that_waits_for_a_worker_ends_with_its_strategy_and_all_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    spec = describe({"ps": 1, "worker": 2})
-    monkeypatch.setenv("ALLREDUCE_CLUSTER", spec.as_json())
-    monkeypatch.setenv("ALLREDUCE_TASK", "worker:0")
-    with subprocess.Popen([*task_command("ps", 0), "--until", "worker:0"]) as server:
-        try:
-            first = ar.ParameterServerStrategy(timeout=60)
-            monkeypatch.setenv("ALLREDUCE_TASK", "worker:1")
-            other = ar.ParameterServerStrategy(timeout=60)
-            first.close()
-            while "worker:0" in other.status()["workers"]:
-                time.sleep(0.01)
-            other.close()
-            assert server.wait(60) == 0
-        finally:
-            server.kill()
-
-
-@pytest.mark.parametrize(
-    ("kind", "awaited"),
-    [
-        (trained, "the chief to call fit"),
-        (lambda strategy, _: with_averages(strategy).train_on_batch(*data()), "initialise"),
-    ],
-    ids=["fit", "variables"],
-)
-def test_a_worker_names_the_chief_while_it_waits_for_it(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    kind: Callable[..., Any],
-    awaited: str,
-) -> None:
-    spec = describe({"ps": 1, "worker": 2})
-    monkeypatch.setenv("ALLREDUCE_CLUSTER", spec.as_json())
-    monkeypatch.setenv("ALLREDUCE_TASK", "worker:1")
-    monkeypatch.setattr(waiting, "WARN_SECONDS", 0.5)
-    with ar.Server(spec, "ps", 0):
-        strategy = ar.ParameterServerStrategy(timeout=1.5)
-        with pytest.raises(TimeoutError, match=r"the chief has not .* within 1.5 s"):
-            kind(strategy, ar.optim.SGD(0.1))
-        strategy.close()
-    (said,) = [each for each in caplog.messages if each.startswith("waiting for")]
-    assert awaited in said
-    assert "0.5 s so far, of 1.5 s" in said
-
-
-def test_a_server_that_is_missing_is_named(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(waiting, "WARN_SECONDS", 0.3)
-    spec = describe({"ps": 2, "worker": 1})
-    monkeypatch.setenv("ALLREDUCE_CLUSTER", spec.as_json())
-    monkeypatch.setenv("ALLREDUCE_TASK", "worker:0")
-    with ar.Server(spec, "ps", 0) as server:
-        with pytest.raises(TimeoutError, match="/job:ps/task:1 does not answer"):
-            ar.ParameterServerStrategy(timeout=0.5)
-        assert f"waiting for /job:ps/task:1 at {spec.address('ps', 1)} to answer" in caplog.text
-        deadline = time.monotonic() + 20
-        while server.connections.has_client():  # that of the strategy which was not made
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
