@@ -97,6 +97,13 @@ struct Call {
   void* stream;
 };
 
+// communicators.cpp
+extern thread_local int depth;  // of groups
+int refuse(Communicator* communicator, int result, const std::string& why);
+Communicator* live(Communicator* communicator);  // ends the process after an abort
+int join_group();                                // starts the communicators that a group has made
+// calls.cpp
+int end_group();
 // collectives.cpp
 int run_calls(Communicator* communicator, const std::vector<Call>& calls, std::uint64_t first);
 bool wait_until(Communicator* communicator, const char* what, bool (*is_done)(void*), void* data);
