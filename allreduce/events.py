@@ -1,4 +1,4 @@
-"""Log records, spans and counters, reported to subscribers."""
+"""Log records, and spans of time that are reported to subscribers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ logger = logging.getLogger("allreduce")
 
 
 class Event(NamedTuple):
-    """A span (with `seconds`) or a counter (with `value`)."""
+    """A span of time."""
 
     name: str
     start: float  # time.perf_counter() seconds
     seconds: float
-    value: float | None
     fields: dict[str, Any]
 
 
@@ -39,7 +38,7 @@ def has_subscribers() -> bool:
 
 def report(name: str, start: float, seconds: float, fields: dict[str, Any]) -> None:
     """Report a span that began at `start` (in `time.perf_counter()` seconds)."""
-    _emit(Event(name, start, seconds, None, fields))
+    _emit(Event(name, start, seconds, fields))
 
 
 @contextmanager
@@ -52,13 +51,7 @@ def span(name: str, **fields: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        _emit(Event(name, start, time.perf_counter() - start, None, fields))
-
-
-def count(name: str, value: float, **fields: Any) -> None:
-    """Report a number, such as bytes sent or a queue's length."""
-    if _listeners:
-        _emit(Event(name, time.perf_counter(), 0.0, value, fields))
+        _emit(Event(name, start, time.perf_counter() - start, fields))
 
 
 def counted(number: int, noun: str) -> str:

@@ -119,8 +119,7 @@ class Timeline:
             events.logger.warning("%s", failure)
 
     def _record(self, event: events.Event) -> None:
-        fields: dict[str, Any] = {} if event.value is None else {"value": event.value}
-        fields |= {key: each for key, each in event.fields.items() if each != ""}
+        fields = {key: each for key, each in event.fields.items() if each != ""}
         thread = threading.current_thread().name
         stream, device = fields.pop("stream", thread), fields.pop("device", "")
         replica = fields.pop("replica", None)
