@@ -84,7 +84,7 @@ bool nan(T value) {
     return false;
 }
 
-// Whether the types go together; Python's CARRIES says the same.
+// Whether the types go together.
 template <class T>
 bool makes_sense(Op op) {
   const bool boolean = std::is_same_v<T, Bool>;

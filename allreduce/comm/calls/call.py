@@ -11,6 +11,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from allreduce import _native
+
 Array = NDArray[Any]  # of any dtype and shape
 
 # Positions are the native enums' values (kernels/core/call.h, reduce_kernels.h).
@@ -57,23 +59,13 @@ COUNT_LIMIT = 1 << 36  # more than a signature can count
 ANY = -1  # source or tag of a recv that takes every one
 
 
-_FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
-_INTEGERS = frozenset(name for name in DTYPES if name.lstrip("u").startswith("int"))
-_COMPLEX = frozenset({"complex64", "complex128"})
-_BOOL = frozenset({"bool"})
-_REAL = _FLOATS | _INTEGERS
 # The types that each operator supports: those with a native kernel.
 CARRIES = {
-    "sum": _REAL | _COMPLEX,
-    "mean": _FLOATS | _COMPLEX,
-    "min": _REAL,
-    "max": _REAL,
-    "prod": _REAL,
-    "logical_and": _REAL | _BOOL,
-    "logical_or": _REAL | _BOOL,
-    "bitwise_and": _INTEGERS | _BOOL,
-    "bitwise_or": _INTEGERS | _BOOL,
-    "bitwise_xor": _INTEGERS | _BOOL,
+    op: frozenset(
+        dtype for type, dtype in enumerate(DTYPES) if type and _native.carries(code, type)
+    )
+    for code, op in enumerate(OPERATORS)
+    if code
 }
 
 
@@ -150,7 +142,7 @@ def _any(number: int) -> str:
 
 def remedy(op: str, dtype: str) -> str:
     """Explain why an operator does not support a type, and name the remedy."""
-    if dtype in _COMPLEX:
+    if dtype.startswith("complex"):
         if op in ("min", "max"):
             return "complex numbers have no order; reduce their abs() or real part"
         return "complex numbers support sum and mean; all_gather them and combine them here"

@@ -71,6 +71,9 @@ void bind_plan(nb::module_& m) {
       },
       nb::arg("words"), nb::arg("me"), nb::arg("members"));
   m.def(
+      "carries", [](int op, int type) { return kernels().reduce[op][type] != nullptr; },
+      nb::arg("op"), nb::arg("type"));
+  m.def(
       "slice_bounds",
       [](std::uint64_t count, std::size_t item, int members, int member) {
         const Slice slice = slice_of(count, item, members, member);

@@ -55,13 +55,6 @@ void bind_tcp_plan(nb::module_& m) {
   m.def("tcp_eager_plan", &eager_plan, nb::arg("words"), nb::arg("me"), nb::arg("members"));
   m.attr("TCP_FIRST_DATA") = tcp::kData;
   m.def("tcp_plan", &plan, nb::arg("words"), nb::arg("index"), nb::arg("members"));
-  m.def(
-      "tcp_carries",
-      [](int op, int type) {
-        return op >= 0 && op < kOps && type >= 0 && type < kTypes &&
-               kernels().reduce[op][type] != nullptr;
-      },
-      nb::arg("op"), nb::arg("type"));
 }
 
 }  // namespace allreduce

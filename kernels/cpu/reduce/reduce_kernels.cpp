@@ -113,8 +113,7 @@ void complex(const void* const* in, int n, void* const* out, int m, std::size_t 
   parts(in, n, out, m, 2 * count);
 }
 
-// A row of the table: an operator on the types that it makes sense on. Python's CARRIES says the
-// same (allreduce/comm/calls/call.py).
+// A row of the table: an operator on the types that it makes sense on.
 using Row = Reduce[kTypes];
 
 constexpr Reduce& at(Row& row, Type type) { return row[static_cast<int>(type)]; }

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from allreduce.comm.calls.call import Array, Call
 from allreduce.comm.failures.reporter import encode, group_text
-from allreduce.comm.transports.tcp.calls import check, words
+from allreduce.comm.transports.tcp.calls import words
 from allreduce.comm.transports.tcp.failures import TcpFailureReporter
 from allreduce.comm.transports.tcp.transport import TcpTransport, TcpWork
 from allreduce.errors import AllreduceError, Finding
@@ -45,7 +45,6 @@ class ControlChannel(TcpTransport):
     def agree(self, call: Call, x: Array | None, out: Array | None) -> TcpWork:
         """Post a call without its data; the work is done when all members have posted the same."""
         self.admit()
-        check(call, self._reporter.where)
         nothing = Call("barrier", None, "none", 0, None, call.group)
         barrier = words(nothing, self._size, self._choices)
         return self._begin(call, barrier, self._post(call, x, out), (None, None), _nothing)

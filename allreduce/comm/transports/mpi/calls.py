@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm.arguments import scaling
-from allreduce.comm.calls.call import CARRIES, Array, Call, remedy
+from allreduce.comm.calls.call import Array, Call
 from allreduce.comm.transports.mpi.converted import Piece, parts, wire_of
 from allreduce.comm.transports.mpi.types import (
     MOVED,
@@ -41,7 +41,7 @@ class Collective:
         where: "[mpi] rank 2", for messages.
 
     Raises:
-        UnsupportedError: The operator makes no sense on the type, or MPI cannot count the elements.
+        UnsupportedError: MPI cannot count the elements.
     """
 
     library: Library
@@ -70,11 +70,6 @@ class Collective:
     def _prepare_reduction(self, mpi: Any) -> None:
         call = self.call
         assert call.op is not None
-        if call.dtype not in CARRIES[call.op]:
-            raise UnsupportedError(
-                f"{self.where}: {call.collective} with operator {call.op} does not carry "
-                f"{call.dtype}: {remedy(call.op, call.dtype)}"
-            )
         wire = wire_dtype(call.op, call.dtype)
         self._type, self._op = getattr(mpi, TYPES[wire]), getattr(mpi, OPERATORS[call.op])
         if wire_of(call):

@@ -8,16 +8,7 @@ import math
 import struct
 from dataclasses import replace
 
-from allreduce import _native
-from allreduce.comm.calls.call import (
-    DTYPES,
-    OPERATORS,
-    PATHS,
-    Call,
-    item_bytes,
-    native_words,
-    remedy,
-)
+from allreduce.comm.calls.call import PATHS, Call, item_bytes, native_words
 from allreduce.comm.selection.choosing import Choice, Choices
 from allreduce.errors import UnsupportedError
 
@@ -41,25 +32,6 @@ def choose(call: Call, size: int, choices: Choices) -> Choice:
         call.dtype in ("float16", "bfloat16") or (call.op == "mean" and "complex" in call.dtype)
     )
     return replace(choice, algorithm="direct") if exact and choice.chunk else choice
-
-
-def check(call: Call, where: str) -> None:
-    """Check that native code has a kernel for the call.
-
-    Raises:
-        UnsupportedError: The operator does not support the type, or the type is unknown.
-    """
-    if call.collective in ("barrier", "empty"):
-        return
-    if call.dtype not in DTYPES:
-        raise UnsupportedError(f"{where}: {call.collective} does not carry {call.dtype}")
-    if call.op is not None and not _native.tcp_carries(
-        OPERATORS.index(call.op), DTYPES.index(call.dtype)
-    ):
-        raise UnsupportedError(
-            f"{where}: {call.collective} with operator {call.op} does not carry {call.dtype}: "
-            f"{remedy(call.op, call.dtype)}"
-        )
 
 
 @functools.lru_cache(maxsize=256)

@@ -84,7 +84,6 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
     ) -> TcpWork:
         self.admit()
-        calls.check(call, self._reporter.where)
         if x is not None:  # NumPy scalars have no buffer
             x = np.asarray(x)
         words = calls.words(call, self._size, self._choices)
@@ -171,7 +170,6 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
             logger.debug("%s: goodbyes are still in flight", self._reporter.where)
 
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:  # noqa: ARG002
-        calls.check(call, self._reporter.where)
         return plan_tcp(call, Topology(self.index, self._size), self._choices)
 
     def payload_bytes(self) -> list[int]:

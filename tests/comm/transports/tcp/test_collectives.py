@@ -9,7 +9,7 @@ import pytest
 
 from allreduce.comm import Communicator
 from allreduce.comm.core.transport import Work
-from allreduce.errors import MismatchError, UnsupportedError
+from allreduce.errors import MismatchError
 from tests.comm.cases.collective_cases import whole
 from tests.comm.cases.tcp_cases import (
     SIZES,
@@ -142,12 +142,3 @@ def test_arrays_larger_than_any_buffer(connections: str, monkeypatch: pytest.Mon
         np.testing.assert_array_equal(share, x[comm.rank * share.size :][: share.size])
 
     run_threads(member, 3)
-
-
-def test_a_type_without_a_kernel_is_refused() -> None:
-    def member(comm: Communicator) -> None:
-        run(comm, "all_reduce", np.ones(3), new_output(3, "float64"), op="bitwise_and")
-
-    for outcome in settle_threads(member, 2):
-        assert isinstance(outcome, UnsupportedError)
-        assert "all_reduce with operator bitwise_and does not carry float64" in str(outcome)
