@@ -75,7 +75,13 @@ def _made(kind: type[Optimizer], config: Any, custom: Mapping[str, Any]) -> Opti
                 f"custom_objects={{{name!r}: …}}"
             )
         config = {**config, "groups": custom[name]}
-    return kind.from_config(config)
+    try:
+        return kind.from_config(config)
+    except TypeError as error:  # its constructor fixes an argument of its base's
+        raise UsageError(
+            f"{kind.__name__} cannot be made from its config {dict(config)}: {error}; give it a "
+            "get_config(self) that returns its constructor's arguments"
+        ) from error
 
 
 def serialize(optimizer: Optimizer) -> dict[str, Any]:

@@ -163,6 +163,46 @@ class Closed(Double):
         super().__init__(units, name="closed", **others)
 
 
+class Tanh(nn.Dense):
+    """Fixes an argument of its base."""
+
+    def __init__(self, units: int, **options: Any) -> None:
+        super().__init__(units, activation="tanh", **options)
+
+
+class Narrow(nn.Dense):
+    """Fixes an argument of its base by its place, and an option."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(2, name="narrow", **options)
+
+
+def test_constructors_that_fix_arguments_of_their_base_make_layers_again(tmp_path: Path) -> None:
+    model = nn.Sequential([nn.Input((3,)), Tanh(4, use_bias=False, name="first"), Narrow()])
+    model.save(tmp_path / "model")
+    x, custom = np.ones((1, 3)), {"Tanh": Tanh, "Narrow": Narrow}
+    loaded = nn.load_model(tmp_path / "model", custom)
+    assert np.array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+    assert [layer.name for layer in loaded.layers] == ["first", "narrow"]
+    vars(model.layers[0])["activation"] = nn.activations.get("relu")
+    model.save(tmp_path / "model")
+    with pytest.raises(UsageError, match=r"Tanh cannot be made .* 'activation'; give it a get_"):
+        nn.load_model(tmp_path / "model", custom)
+
+
+class Slower(optim.Adam):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(beta_1=0.5, **options)
+
+
+def test_an_optimizer_that_fixes_an_argument_of_its_base_is_refused(tmp_path: Path) -> None:
+    model = nn.Sequential([nn.Input((3,)), nn.Dense(1)])
+    model.compile(Slower(), "mse")
+    model.save(tmp_path / "model")
+    with pytest.raises(UsageError, match=r"Slower cannot be made .* 'beta_1'; give it a get_"):
+        nn.load_model(tmp_path / "model", {"Slower": Slower})
+
+
 class Ready(nn.Sequential):
     def __init__(self) -> None:
         super().__init__([nn.Input((3,)), nn.Dense(2)])
@@ -275,7 +315,7 @@ class Other(Scaled):
     ("make", "said"),
     [
         (lambda: nn.Sequential([nn.Input((3,)), Forgetful()]), "Forgetful .*takes 'factor', which"),
-        (lambda: Tall(4), "Tall .* takes 'units', which get_config leaves out; give it a get_conf"),
+        (lambda: Tall(4), "Tall .* takes 'units', which get_config leaves out; give it a get_"),
         (lambda: nn.Sequential([nn.Input((3,)), Strange(2.0)]), "Strange .* no plain data"),
         (lambda: nn.Sequential([nn.Input((3,)), Other(2.0)]), "Other .*missing a required argum"),
         (lambda: nn.Sequential([nn.Input((3,)), Listed(2.0)]), r"Listed .*takes '\*factors', whic"),
