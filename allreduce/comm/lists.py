@@ -19,7 +19,7 @@ from allreduce.comm.arguments.checks import UNSCALED, Context, Options
 from allreduce.comm.arguments.device_arrays import check_list, device_of
 from allreduce.comm.arguments.overlap import check_apart
 from allreduce.comm.arguments.prepare import Prepared, new_output, prepare
-from allreduce.comm.calls.call import ROOTED, Array
+from allreduce.comm.calls.call import ROOTED, WHOLE, Array
 from allreduce.comm.core.transport import Work
 from allreduce.comm.dispatch import Dispatcher
 from allreduce.devices import Device
@@ -174,9 +174,9 @@ def read(context: Context, x: Sequence[Any], options: Options, out: Any) -> Requ
 
 
 def _check_collective(context: Context) -> None:
-    if context.collective not in checks.WHOLE:
+    if context.collective not in WHOLE:
         raise UsageError(
-            f"{context.where} takes one array, not a list; lists go to {', '.join(checks.WHOLE)}"
+            f"{context.where} takes one array, not a list; lists go to {', '.join(WHOLE)}"
         )
 
 

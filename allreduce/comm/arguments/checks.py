@@ -11,7 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from allreduce.comm.arguments.arrays import dtype_named
-from allreduce.comm.calls.call import CARRIES, COUNT_LIMIT, DTYPES, OPERATORS, Array, remedy
+from allreduce.comm.calls.call import (
+    CARRIES,
+    COUNT_LIMIT,
+    DTYPES,
+    OPERATORS,
+    REDUCING,
+    Array,
+    remedy,
+)
 from allreduce.errors import (
     OutOfMemoryError,
     ShapeError,
@@ -22,8 +30,6 @@ from allreduce.errors import (
 
 CUTS = ("reduce_scatter", "scatter")  # axis 0 of the input is cut into shares
 JOINS = ("all_gather", "gather")  # axis 0 of the output is made of shares
-WHOLE = ("all_reduce", "reduce", "broadcast")  # the output is shaped as the input
-_REDUCE = ("all_reduce", "reduce", "reduce_scatter")
 UNSCALED: tuple[Any, Any] = (1.0, 1.0)
 _BYTES_LIMIT = 1 << 62  # beyond any address, so that transports need not check it
 _INT64_MOST = 2**63 - 1
@@ -73,7 +79,7 @@ class Options:
 def check_op(context: Context, op: str | None, dtype: np.dtype[Any]) -> None:
     """Check that the operator exists, and makes sense on the type."""
     name = str(dtype)
-    if (op is not None or context.collective in _REDUCE) and op not in OPERATORS[1:]:
+    if (op is not None or context.collective in REDUCING) and op not in OPERATORS[1:]:
         raise unknown_name("operator", op, OPERATORS[1:], context.where)
     suffix = f" with operator {op}" if op else ""
     if name not in DTYPES[1:]:

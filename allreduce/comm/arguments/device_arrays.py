@@ -12,12 +12,10 @@ from allreduce.comm.arguments import messages, scaling
 from allreduce.comm.arguments.checks import UNSCALED, Context, Options
 from allreduce.comm.arguments.overlap import check_apart, check_overlap
 from allreduce.comm.arguments.prepare import checked_options, describe, result_shape
-from allreduce.comm.calls.call import ANY, Array, Call
+from allreduce.comm.calls.call import ANY, TO_ROOT, Array, Call
 from allreduce.comm.core.transport import PreparedOnDevice
 from allreduce.devices import COLLECTIVE, Device, owner
 from allreduce.errors import ShapeError, UnsupportedError, UsageError, reworded
-
-_TO_ROOT = ("reduce", "gather")
 
 
 def device_of(context: Context, *arrays: Any) -> Device | None:
@@ -42,7 +40,7 @@ def prepare(
     options = checked_options(context, x, options, dtype)
     wanted = result_shape(context, shape, options)
     call = describe(context, options, dtype, shape)
-    gets = context.collective not in _TO_ROOT or context.rank == options.root
+    gets = context.collective not in TO_ROOT or context.rank == options.root
     if not gets:
         out = None
     elif out is None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from allreduce.comm.arguments.checks import JOINS, WHOLE, Context, Options
-from allreduce.comm.calls.call import Array
+from allreduce.comm.arguments.checks import JOINS, Context, Options
+from allreduce.comm.calls.call import WHOLE, Array
 from allreduce.errors import UsageError
 
 

@@ -13,10 +13,8 @@ from allreduce.comm.arguments import call_text, checks, scaling
 from allreduce.comm.arguments.arrays import BorrowedArray, borrow, borrow_out
 from allreduce.comm.arguments.checks import UNSCALED, Context, Options
 from allreduce.comm.arguments.overlap import check_overlap
-from allreduce.comm.calls.call import COUNT_LIMIT, ROOTED, Array, Call
+from allreduce.comm.calls.call import COUNT_LIMIT, ROOTED, TO_ROOT, WHOLE, Array, Call
 from allreduce.errors import OutOfMemoryError, ShapeError, UnsupportedError
-
-_TO_ROOT = ("reduce", "gather")
 
 
 class Prepared(NamedTuple):
@@ -78,7 +76,7 @@ def _target(
     dtype: np.dtype[Any],
 ) -> Array | None:
     """Return the array that the result goes to, if any arrives here: the caller's or a new one."""
-    if context.collective in _TO_ROOT and context.rank != options.root:
+    if context.collective in TO_ROOT and context.rank != options.root:
         return None
     if out is None:
         return new_output(context, shape, dtype)
@@ -132,7 +130,7 @@ def _part(
     context: Context, result: Array, shape: tuple[int, ...], options: Options
 ) -> Array | None:
     """Return the part of a result that the own input may lie in, if there is one."""
-    if context.collective in checks.WHOLE:
+    if context.collective in WHOLE:
         return result
     if context.collective not in checks.JOINS:
         return None

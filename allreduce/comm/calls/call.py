@@ -23,6 +23,9 @@ COLLECTIVES = (
 PAGE = mmap.PAGESIZE  # `empty` counts these: a member's part can then be mapped by itself
 MESSAGES = ("send", "recv")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
+REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+WHOLE = ("all_reduce", "reduce", "broadcast")  # the output is shaped as the input
+TO_ROOT = ("reduce", "gather")  # only the root gets a result
 OPERATORS = (
     "none",
     "sum",
@@ -123,7 +126,7 @@ def agreed_shape(call: Call, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the part of an array's shape that must be equal on all members."""
     if call.collective in MESSAGES:
         return ()
-    return shape if call.collective in ("all_reduce", "reduce", "broadcast") else shape[1:]
+    return shape if call.collective in WHOLE else shape[1:]
 
 
 @lru_cache(maxsize=1024)

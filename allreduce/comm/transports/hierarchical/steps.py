@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-from allreduce.comm.calls.call import Call, item_bytes
+from allreduce.comm.calls.call import REDUCING, Call, item_bytes
 from allreduce.comm.transports.hierarchical.layout import Layout
 
 # Bytes of a chunk, whose steps overlap with those of other chunks: several tcp chunks per lane. Not
@@ -136,10 +136,9 @@ class Builder:
         receives: Sequence[int] | None = None,
     ) -> None:
         """Call a collective of a level."""
-        reduces = collective in ("all_reduce", "reduce", "reduce_scatter")
         call = Call(
             collective,
-            self.op if reduces else None,
+            self.op if collective in REDUCING else None,
             self.dtype,
             count,
             root,

@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm.arguments import scaling
-from allreduce.comm.calls.call import Array, Call
+from allreduce.comm.calls.call import REDUCING, WHOLE, Array, Call
 from allreduce.comm.transports.mpi.converted import Piece, parts, wire_of
 from allreduce.comm.transports.mpi.types import (
     MOVED,
     OPERATORS,
-    REDUCING,
     TYPES,
     Library,
     address,
@@ -78,8 +77,7 @@ class Collective:
             )
 
     def _check_countable(self) -> None:
-        whole = self.call.collective in ("all_reduce", "reduce", "broadcast")
-        sent = self.call.count if whole else sum(self._shares())
+        sent = self.call.count if self.call.collective in WHOLE else sum(self._shares())
         elements = max(sent, sum(self.call.receives or ()))
         if elements > self.library.most:
             raise UnsupportedError(

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.comm.calls.call import Array, Call
+from allreduce.comm.calls.call import REDUCING, Array, Call
 from allreduce.comm.calls.plan import Plan, Topology, format_bytes
-from allreduce.comm.transports.mpi.types import REDUCING, Range, cut, wire_dtype
+from allreduce.comm.transports.mpi.types import Range, cut, wire_dtype
 from allreduce.errors import OutOfMemoryError
 
 _PIECE_BYTES = 8 << 20  # of a piece as MPI reduces it: one copy on each rank

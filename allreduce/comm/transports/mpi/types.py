@@ -9,7 +9,6 @@ from typing import Any
 
 from allreduce.comm.calls.call import Array
 
-REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 TYPES = {
     "float32": "FLOAT",
     "float64": "DOUBLE",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from allreduce.comm.calls.call import REDUCING
 from allreduce.errors import UnsupportedError
 
 # The names of `ncclDataType_t` and `ncclRedOp_t` in NCCL's bindings.
@@ -28,7 +29,6 @@ OPERATORS = {
     "logical_and": "Min",
     "logical_or": "Max",
 }
-_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 
 
 def check_carries(where: str, collective: str, op: str | None, dtype: str) -> None:
@@ -37,7 +37,7 @@ def check_carries(where: str, collective: str, op: str | None, dtype: str) -> No
     Raises:
         UnsupportedError: It does not know the dtype, or the operator on it.
     """
-    if dtype not in TYPES and collective in _REDUCING:
+    if dtype not in TYPES and collective in REDUCING:
         raise UnsupportedError(
             f"{where}: NCCL does not reduce {dtype}; there are {', '.join(TYPES)}: cast the array "
             "first"

@@ -8,11 +8,10 @@ import math
 import struct
 from dataclasses import replace
 
-from allreduce.comm.calls.call import PATHS, Call, item_bytes, native_words
+from allreduce.comm.calls.call import PATHS, REDUCING, Call, item_bytes, native_words
 from allreduce.comm.selection.choosing import Choice, Choices
 from allreduce.errors import UnsupportedError
 
-_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _AGREED = struct.Struct("<H")  # bytes of a signature that must be equal, including this field
 _MAX_SIGNATURE = 59000  # native kMaxSignature, less the longest note
 
@@ -28,7 +27,7 @@ def choose(call: Call, size: int, choices: Choices) -> Choice:
     unequal = call.collective == "all_to_all" and call.counts is not None
     share = max(call.counts) if call.counts is not None else call.count
     choice = choices.choose(call.collective, None if unequal else share * item_bytes(call.dtype))
-    exact = call.collective in _REDUCING and (
+    exact = call.collective in REDUCING and (
         call.dtype in ("float16", "bfloat16") or (call.op == "mean" and "complex" in call.dtype)
     )
     return replace(choice, algorithm="direct") if exact and choice.chunk else choice

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from allreduce import _native
 from allreduce.cluster.world import ranks_text
-from allreduce.comm.calls.call import MESSAGES, Call, item_bytes
+from allreduce.comm.calls.call import MESSAGES, REDUCING, Call, item_bytes
 from allreduce.comm.calls.plan import Plan, Topology, format_bytes
 from allreduce.comm.selection.choosing import Choice, Choices
 from allreduce.comm.transports.tcp import calls
 from allreduce.events import counted
 
-_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _AGREE = "post the call to all, and wait until all have posted the same"
 
 
@@ -69,7 +68,7 @@ def _small(call: Call, me: int, size: int, choice: Choice, words: tuple[object, 
         steps.append("wait until all have posted the same")
         if size == 1:
             steps = ["copy the input to the output"]
-        elif moved and call.collective in _REDUCING:
+        elif moved and call.collective in REDUCING:
             steps.append(f"reduce the data of all {size} posts")
         elif moved:
             steps.append("copy out the data of the posts")
