@@ -7,14 +7,6 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Topology:
-    """The place that a call is planned for."""
-
-    rank: int
-    size: int
-
-
-@dataclass(frozen=True)
 class Plan:
     """The work of one member in a call. Byte counts that only other members know are None.
 

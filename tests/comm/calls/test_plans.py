@@ -10,7 +10,7 @@ import pytest
 
 from allreduce.comm import Communicator
 from allreduce.comm.calls.call import PATHS, Call
-from allreduce.comm.calls.plan import Plan, Topology
+from allreduce.comm.calls.plan import Plan
 from allreduce.comm.selection.choosing import choices_for
 from allreduce.comm.selection.table import Row
 from allreduce.comm.transports.mpi.converted import plan_mpi
@@ -216,13 +216,13 @@ def test_unequal_shares_are_planned() -> None:
 
 def test_a_plan_says_what_would_run() -> None:
     call = Call("all_reduce", "sum", "float32", 1 << 20, None, "g")
-    text = str(plan_tcp(call, Topology(1, 3), choices_for("tcp", 3)))
+    text = str(plan_tcp(call, 1, 3, choices_for("tcp", 3)))
     assert text.startswith(
         "all_reduce(float32[1048576], op='sum'): chain through tcp, at most 256 KiB at a time"
     )
     assert "receive 1.333 MiB in 6 chunks from rank 0, reduce them with the own" in text
     assert "sends 5.333 MiB" in text
-    text = str(plan_mpi(call, Topology(1, 3)))
+    text = str(plan_mpi(call, 3))
     assert "MPI decides" in text
     assert "sends" not in text
 
@@ -230,7 +230,7 @@ def test_a_plan_says_what_would_run() -> None:
 def test_a_plan_over_mpi_says_what_is_converted() -> None:
     def planned(collective: str, op: str, dtype: str, count: int) -> Plan:
         call = Call(collective, op, dtype, count, None, "g")
-        return plan_mpi(call, Topology(1, 3))
+        return plan_mpi(call, 3)
 
     large = planned("all_reduce", "sum", "float16", 5 << 20)
     assert (large.chunk, large.staging) == (8 << 20, 8 << 20)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm.calls.call import REDUCING, Array, Call
-from allreduce.comm.calls.plan import Plan, Topology, format_bytes
+from allreduce.comm.calls.plan import Plan, format_bytes
 from allreduce.comm.transports.mpi.types import Range, cut, wire_dtype
 from allreduce.errors import OutOfMemoryError
 
@@ -131,14 +131,14 @@ def _explaining_memory(call: Call, nbytes: int, wire: str) -> Iterator[None]:
         ) from error
 
 
-def plan_mpi(call: Call, topology: Topology) -> Plan:
+def plan_mpi(call: Call, size: int) -> Plan:
     """Say that MPI chooses the algorithm, and which types are converted."""
     agree = "reduce the call's signature over all members, to find out whether they agree"
     steps = ("MPI decides how; its own variables (MPIR_CVAR_…, OMPI_MCA_coll_…) say what",)
     if call.collective in ("send", "recv"):
         return Plan(str(call), "mpi", "mpi", steps)
     wire = wire_of(call)
-    found = [] if wire is None else list(parts(call, wire, topology.size))
+    found = [] if wire is None else list(parts(call, wire, size))
     if not found:
         return Plan(str(call), "mpi", "mpi", (agree, *steps))
     sizes = [part.count * np.dtype(wire).itemsize for part in found]

@@ -30,7 +30,7 @@ from allreduce.cluster import LeaderLeftError, World
 from allreduce.comm.calls import call_site
 from allreduce.comm.calls.call import MESSAGES, Array, Call
 from allreduce.comm.calls.members import MemberInfo
-from allreduce.comm.calls.plan import Plan, Topology
+from allreduce.comm.calls.plan import Plan
 from allreduce.comm.core import progress
 from allreduce.comm.core.transport import Transport, aligned
 from allreduce.comm.failures.reporter import ORDERED, build_error, group_text
@@ -186,7 +186,7 @@ class MpiTransport(Transport):
         return work
 
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:  # noqa: ARG002
-        return plan_mpi(call, Topology(self.index, len(self._members)))
+        return plan_mpi(call, len(self._members))
 
     def poll(self, work: MpiWork) -> bool:
         """Advance all calls and return whether the work is complete; raise if it has failed."""

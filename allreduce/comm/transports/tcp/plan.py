@@ -5,7 +5,7 @@ from __future__ import annotations
 from allreduce import _native
 from allreduce.cluster.world import ranks_text
 from allreduce.comm.calls.call import MESSAGES, REDUCING, Call, item_bytes
-from allreduce.comm.calls.plan import Plan, Topology, format_bytes
+from allreduce.comm.calls.plan import Plan, format_bytes
 from allreduce.comm.selection.choosing import Choice, Choices
 from allreduce.comm.transports.tcp import calls
 from allreduce.events import counted
@@ -13,14 +13,14 @@ from allreduce.events import counted
 _AGREE = "post the call to all, and wait until all have posted the same"
 
 
-def plan_tcp(call: Call, topology: Topology, choices: Choices) -> Plan:
+def plan_tcp(call: Call, me: int, size: int, choices: Choices) -> Plan:
     """Plan a call between members on any hosts."""
-    choice = calls.choose(call, topology.size, choices)
-    words = calls.words(call, topology.size, choices)
+    choice = calls.choose(call, size, choices)
+    words = calls.words(call, size, choices)
     if choice.algorithm == "eager":
-        return _small(call, topology.rank, topology.size, choice, words)
-    item, me = item_bytes(call.dtype), topology.rank
-    chunk, window, stages = _native.tcp_plan(words, me, topology.size)
+        return _small(call, me, size, choice, words)
+    item = item_bytes(call.dtype)
+    chunk, window, stages = _native.tcp_plan(words, me, size)
     message = call.collective in MESSAGES
     steps = ["offer it, and wait until its receiver asks for it" if message else _AGREE]
     sent = staging = 0

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from allreduce import _native
 from allreduce.comm.calls import call_site
 from allreduce.comm.calls.call import ANY, MESSAGES, Array, Call, agreed_shape
-from allreduce.comm.calls.plan import Plan, Topology
+from allreduce.comm.calls.plan import Plan
 from allreduce.comm.core.transport import aligned
 from allreduce.comm.failures.reporter import wait_text
 from allreduce.comm.selection.choosing import Choices
@@ -170,7 +170,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
             logger.debug("%s: goodbyes are still in flight", self._reporter.where)
 
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:  # noqa: ARG002
-        return plan_tcp(call, Topology(self.index, self._size), self._choices)
+        return plan_tcp(call, self.index, self._size, self._choices)
 
     def payload_bytes(self) -> list[int]:
         return self._member.payload_bytes()
