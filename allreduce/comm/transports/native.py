@@ -215,17 +215,13 @@ class NativeTransport(Transport, Generic[N]):
         with self._lock:
             self._pending.discard(work)
 
-    def wait_for(self, native: N, seconds: float) -> bool:
-        """Wait for a work; return False if it failed or time ran out."""
-        return self._wait(native, seconds)
-
     @abstractmethod
     def absent(self, native: N) -> list[int]:
         """Return the members that a work waits for."""
 
     def poll(self, native: N) -> None:
         """Make progress without blocking; raise if the work has failed."""
-        if not self._wait(native, 0.0) and native.failed:
+        if not self.wait_for(native, 0.0) and native.failed:
             raise self._error(native)
 
     def complete(self, native: N, timeout: float | None, waited: float = 0.0) -> None:
@@ -241,7 +237,7 @@ class NativeTransport(Transport, Generic[N]):
         total = self._timeout if timeout is None else waited + timeout
         quiet = min(_ANNOUNCE_SECONDS, WARN_SECONDS, total / 2)
         if waited < quiet:
-            if self._wait(native, quiet - waited):
+            if self.wait_for(native, quiet - waited):
                 return
             waited = quiet
         with self._announced(native):
@@ -265,12 +261,12 @@ class NativeTransport(Transport, Generic[N]):
         raise self._error(native)
 
     def _wait_on(self, native: N, seconds: float) -> bool:
-        """As `_wait`, in slices; each counts with its nominal length."""
+        """As `wait_for`, in slices; each counts with its nominal length."""
         while seconds > _PIECE_SECONDS and not native.failed:
-            if self._wait(native, _PIECE_SECONDS):
+            if self.wait_for(native, _PIECE_SECONDS):
                 return True
             seconds -= _PIECE_SECONDS
-        return self._wait(native, seconds)
+        return self.wait_for(native, seconds)
 
     def _announced(self, native: N) -> contextlib.AbstractContextManager[object]:  # noqa: ARG002
         """Announce to the others, during the block, the message that this member waits in."""
@@ -284,7 +280,8 @@ class NativeTransport(Transport, Generic[N]):
         """Make progress on other calls; return the seconds until this is due again."""
         return progress.make_progress(shared=not self.drives_shared)
 
-    def _wait(self, native: N, seconds: float) -> bool:
+    def wait_for(self, native: N, seconds: float) -> bool:
+        """Wait for a work; return False if it failed or time ran out."""
         self.admit()
         try:
             return self._drive_all(native, seconds) if seconds else self._drive(native, 0.0)

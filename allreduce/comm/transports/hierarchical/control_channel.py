@@ -47,7 +47,7 @@ class ControlChannel(TcpTransport):
         self.admit()
         nothing = Call("barrier", None, "none", 0, None, call.group)
         barrier = words(nothing, self._size, self._choices)
-        return self._begin(call, barrier, self._post(call, x, out), (None, None), _nothing)
+        return self._begin(call, barrier, self._post(call, x, out), (None, None), lambda: None)
 
     @property
     def where(self) -> str:
@@ -132,7 +132,3 @@ class ControlChannel(TcpTransport):
     def give_up(self, agreed: TcpWork, blamed: int, reason: str) -> None:
         """End the communicator after a timeout; `blamed` delayed the call."""
         self._member.blame_timeout(blamed, agreed.native.key, reason)
-
-
-def _nothing() -> None:
-    pass

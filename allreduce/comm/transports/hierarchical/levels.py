@@ -185,7 +185,7 @@ class ChainRun:
         x = None if step.source is None else self._array(step.source)
         out = None if step.target is None else self._array(step.target)
         self.level = level
-        begin = partial(level.transport.start, step.call, x, out, _nothing)
+        begin = partial(level.transport.start, step.call, x, out, lambda: None)
         self.current = guarded(begin, self.agreed)
         return True
 
@@ -255,10 +255,6 @@ class ChainQueue:
             self.active.append(run)
             admitted = True
         return admitted
-
-
-def _nothing() -> None:
-    pass
 
 
 class DrivenTransport(Protocol):

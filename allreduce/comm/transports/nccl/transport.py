@@ -210,9 +210,6 @@ class NcclTransport(Transport):
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:
         return self.control.plan(call, x, out)
 
-    def called(self, member: int) -> str:
-        return self.control.called(member)
-
     @property
     def dead(self) -> bool:
         return self.watch.failed or self.control.dead
@@ -303,9 +300,6 @@ class NcclWork(Work):
             return False
         self._transport.watch.confirm(self._call)
         return True
-
-    def look(self) -> bool:
-        return self._call.event.done()
 
     @property
     def settled(self) -> bool:

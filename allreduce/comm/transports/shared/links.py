@@ -170,8 +170,5 @@ class LocalGroup:
         with self._lock:
             self._open -= 1
             if self._open == 0:
-                self.close_links()
-
-    def close_links(self) -> None:
-        self.group.drop_peers()
-        self.links.close()
+                self.group.drop_peers()
+                self.links.close()

@@ -245,7 +245,7 @@ class SharedTransport(NativeTransport[_native.Work]):
         """Start a call and complete it; its caller keeps its arrays alive."""
         try:
             work = post()
-            if not self._wait(work, self.fast_seconds):
+            if not self.wait_for(work, self.fast_seconds):
                 self._finish(work, None)
         except BaseException as error:
             self._interrupted(error)

@@ -158,7 +158,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         blamed = next((m for m in absent if m != self.index), self.index)
         reason = wait_text(waited, self._reporter.missing(native.key))
         self._member.blame_timeout(blamed, native.key, reason)
-        return self._wait(native, _FAIL_SECONDS)
+        return self.wait_for(native, _FAIL_SECONDS)
 
     def _kill(self, reason: str) -> None:
         self._member.abort(reason)
