@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import DTypeLike, NDArray
 
-from allreduce.comm import compound
+from allreduce.comm import compound, objects
 from allreduce.comm.arguments.checks import Options, factors
 from allreduce.comm.calls.call import ANY, OPERATORS
 from allreduce.comm.calls.plan import Plan
@@ -289,15 +289,15 @@ class Communicator:
 
     def broadcast_object(self, value: Any = None, *, root: int = 0, async_op: bool = False) -> Any:
         """Send the root's plain data to every member; other members' values are ignored."""
-        return compound.broadcast_object(self._dispatch, value, root, async_op)
+        return compound.of_objects(self._dispatch, objects.broadcast_object, async_op, value, root)
 
     def gather_object(self, value: Any, *, root: int = 0, async_op: bool = False) -> Any:
         """Return a list of every member's plain data, by rank, on the root; None elsewhere."""
-        return compound.gather_object(self._dispatch, value, root, async_op)
+        return compound.of_objects(self._dispatch, objects.gather_object, async_op, value, root)
 
     def all_gather_object(self, value: Any, *, async_op: bool = False) -> Any:
         """Return a list of every member's plain data, by rank."""
-        return compound.all_gather_object(self._dispatch, value, async_op)
+        return compound.of_objects(self._dispatch, objects.all_gather_object, async_op, value)
 
     def split(
         self, color: int | None, key: int = 0, *, transport: str | None = None
@@ -487,4 +487,10 @@ class Communicator:
         self._close(drain=error is None)
 
     def _finish(self, collective: str, x: Any, options: Options, out: Any, async_op: bool) -> Any:
-        return compound.finish(self._dispatch, collective, x, options, out, async_op)
+        """Make a collective of an array, or of a list of arrays."""
+        begin: Callable[..., Work] = self._dispatch.start
+        if isinstance(x, list | tuple):
+            from allreduce.comm import lists  # few programs use it
+
+            begin = functools.partial(lists.start, self._dispatch)
+        return self._dispatch.call(functools.partial(begin, collective, x, options, out), async_op)

@@ -1,7 +1,4 @@
-"""Calls of one array, and calls that consist of several.
-
-The latter are those of lists and plain data, scatter without `out`, and all_to_all with counts.
-"""
+"""Calls that consist of several: of plain data, scatter without `out`, all_to_all with counts."""
 
 from __future__ import annotations
 
@@ -24,37 +21,15 @@ from allreduce.errors import UnsupportedError, UsageError
 _COUNTS = Options(call_text="all_to_all(..., counts=[...])")  # the exchange of counts
 
 
-def finish(
-    comm: Dispatcher, collective: str, x: Any, options: Options, out: Any, async_op: bool
-) -> Any:
-    """Make a collective of an array, or of a list of arrays."""
-    begin: Callable[..., Work] = comm.start
-    if isinstance(x, list | tuple):
-        from allreduce.comm import lists  # few programs use it
+def of_objects(comm: Dispatcher, calls: Callable[..., Any], async_op: bool, *arguments: Any) -> Any:
+    """Make a call of plain data.
 
-        begin = functools.partial(lists.start, comm)
-    return comm.call(functools.partial(begin, collective, x, options, out), async_op)
-
-
-def broadcast_object(comm: Dispatcher, value: Any, root: Any, async_op: bool) -> Any:
-    """Give every member the root's data; see `Communicator.broadcast_object`."""
-    context = comm.context("broadcast_object")
-    calls = functools.partial(objects.broadcast, comm, context, value, root)
-    return comm.compound(context, calls, async_op)
-
-
-def gather_object(comm: Dispatcher, value: Any, root: Any, async_op: bool) -> Any:
-    """Give the root every member's data; see `Communicator.gather_object`."""
-    context = comm.context("gather_object")
-    calls = functools.partial(objects.gather, comm, context, value, root)
-    return comm.compound(context, calls, async_op)
-
-
-def all_gather_object(comm: Dispatcher, value: Any, async_op: bool) -> Any:
-    """Give every member every member's data; see `Communicator.all_gather_object`."""
-    context = comm.context("all_gather_object")
-    calls = functools.partial(objects.all_gather, comm, context, value)
-    return comm.compound(context, calls, async_op)
+    Args:
+        calls: The function of `objects`, which has the name of the method of `Communicator`.
+        arguments: Its arguments.
+    """
+    context = comm.context(calls.__name__)
+    return comm.compound(context, functools.partial(calls, comm, context, *arguments), async_op)
 
 
 def scatter(
@@ -80,8 +55,9 @@ def _scatter_options(
     root = checks.check_root(context, root)
     if x is not None and comm.rank != root:
         raise UsageError(
-            f"{context.where} takes an array on its root only, which is {comm.called(root)}, but "
-            f"got {type(x).__name__} here: pass None, or name this member as the root on all"
+            f"{context.where} takes an array on its root only, which is "
+            f"{comm.transport.called(root)}, but got {type(x).__name__} here: pass None, or name "
+            "this member as the root on all"
         )
     return Options(
         root=root, counts=None if counts is None else checks.check_counts(context, counts)
@@ -118,7 +94,7 @@ def _scatter_described(comm: Dispatcher, context: Context, x: Any, options: Opti
         except (UsageError, UnsupportedError) as failure:
             found = ["unsupported" if isinstance(failure, UnsupportedError) else "usage"]
             found.append(str(failure))
-    failed, *found = objects.broadcast(comm, context, found, options.root)
+    failed, *found = objects.broadcast_object(comm, context, found, options.root)
     if failed:
         raise (UnsupportedError if failed == "unsupported" else UsageError)(found[0])
     whole = dtype_named(found[0]), tuple(found[1])

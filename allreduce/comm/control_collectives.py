@@ -56,7 +56,7 @@ def exchange_plain(comm: Communicator, purpose: str, mine: Any) -> list[Any]:
         MismatchError: A member makes another call.
     """
     context = comm._dispatch.context("exchange")
-    calls = functools.partial(objects.all_gather, comm._dispatch, context, mine, purpose)
+    calls = functools.partial(objects.all_gather_object, comm._dispatch, context, mine, purpose)
     return comm._dispatch.compound(context, calls)
 
 

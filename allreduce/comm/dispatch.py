@@ -70,10 +70,6 @@ class Dispatcher:
         # Held to start a call, or to make a compound call without interleaving.
         self.lock = threading.RLock()
 
-    def admit(self) -> None:
-        """Raise if this process or thread must not use the communicator."""
-        self.transport.admit()
-
     def check_open(self) -> None:
         """Raise if the communicator was closed."""
         if self.closed:
@@ -85,10 +81,6 @@ class Dispatcher:
         """Return the context of a call for messages; raise if the communicator is closed."""
         self.check_open()
         return Context(collective, self.where, self.name, self.rank, self.size)
-
-    def called(self, member: int) -> str:
-        """Return a member's name for messages: "rank 7 (member 2)"."""
-        return self.transport.called(member)
 
     def call(self, begin: Callable[[], Work], async_op: bool) -> Any:
         """Start a call, and wait for it if not `async_op`.
@@ -169,20 +161,25 @@ class Dispatcher:
             self.exclusively(lambda: None)
 
     def start(
-        self, collective: str, x: Any, options: Options, out: Any = None, whole: Any = None
+        self,
+        collective: str,
+        x: Any,
+        options: Options,
+        out: Any = None,
+        whole: Any = None,
+        context: Context | None = None,
     ) -> Work:
-        """Check and start a call; see `prepare` for the arguments."""
-        context = self.context(collective)
-        device = device_of(context, x, out)
-        if device is not None:
-            return self._start_on_device(context, device, x, options, out, whole)
-        return self.start_prepared(context, prepare(context, x, options, out, whole))
+        """Check and start a call; see `prepare` for the arguments.
 
-    def _start_on_device(
-        self, context: Context, device: Device, x: Any, options: Options, out: Any, whole: Any
-    ) -> Work:
-        """Check and start a call of arrays that lie on a device."""
-        return self.in_order(context, self.bind_on_device(context, device, x, options, out, whole))
+        Args:
+            context: The call's; by default an open communicator's.
+        """
+        context = context or self.context(collective)
+        device = device_of(context, x, out)
+        if device is None:
+            return self.start_prepared(context, prepare(context, x, options, out, whole))
+        start = self.bind_on_device(context, device, x, options, out, whole)
+        return self.in_order(context, start)
 
     def bind_on_device(
         self,
@@ -299,10 +296,7 @@ class Dispatcher:
         It also runs after another thread called `close()`, which waits for the compound call.
         """
         context = Context(collective, self.where, self.name, self.rank, self.size)
-        device = device_of(context, x, out)
-        if device is not None:
-            return self._start_on_device(context, device, x, options, out, whole).wait()
-        return self.start_prepared(context, prepare(context, x, options, out, whole)).wait()
+        return self.start(collective, x, options, out, whole, context).wait()
 
     def meet(self, call_text: str = "") -> Work:
         """Start a barrier whose text must be equal on all members."""

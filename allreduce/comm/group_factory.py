@@ -154,7 +154,7 @@ class GroupFactory(Generic[C]):
             return made
 
     def _admit(self, call: str) -> None:
-        self._dispatch.admit()
+        self._dispatch.transport.admit()
         self._dispatch.check_open()
         if self._world.size != self._dispatch.size:
             raise several_per_process(self._dispatch.where, call)
@@ -164,7 +164,7 @@ class GroupFactory(Generic[C]):
 
         It is part of the call, so that of two threads' splits all members number the same first.
         """
-        chosen = objects.all_gather(self._dispatch, context, mine)
+        chosen = objects.all_gather_object(self._dispatch, context, mine)
         for rank, row in enumerate(chosen):
             if row[2] != chosen[0][2]:
                 raise everywhere(

@@ -51,7 +51,7 @@ def decode(data: Array) -> Any:
     return _unpack(data.data)
 
 
-def broadcast(comm: Dispatcher, context: Context, value: Any, root: Any) -> Any:
+def broadcast_object(comm: Dispatcher, context: Context, value: Any, root: Any) -> Any:
     """Give every member the root's data: its length, then its bytes.
 
     A root whose data cannot be carried sends the reason instead, under a negative length.
@@ -78,7 +78,7 @@ def broadcast(comm: Dispatcher, context: Context, value: Any, root: Any) -> Any:
     return arrived
 
 
-def gather(comm: Dispatcher, context: Context, value: Any, root: Any) -> list[Any] | None:
+def gather_object(comm: Dispatcher, context: Context, value: Any, root: Any) -> list[Any] | None:
     """Give the root every member's data."""
     root = checks.check_root(context, root)
     return _join(
@@ -86,7 +86,9 @@ def gather(comm: Dispatcher, context: Context, value: Any, root: Any) -> list[An
     )
 
 
-def all_gather(comm: Dispatcher, context: Context, value: Any, purpose: str = "") -> list[Any]:
+def all_gather_object(
+    comm: Dispatcher, context: Context, value: Any, purpose: str = ""
+) -> list[Any]:
     """Give every member every member's data."""
     options = Options(call_text=f"{context.collective}({purpose})")
     found = _join(comm, "all_gather", context, options, value)
@@ -115,9 +117,10 @@ def _join(
     if failure is not None:
         raise failure
     if -1 in lengths:
+        member = comm.transport.called(lengths.index(-1))
         raise UsageError(
-            f"{context.where}: {comm.called(lengths.index(-1))} has passed data that cannot "
-            "be encoded; its own error has the details"
+            f"{context.where}: {member} has passed data that cannot be encoded; its own error has "
+            "the details"
         )
     joined = comm.step(collective, data, replace(options, counts=lengths))
     return None if joined is None else _split(joined, lengths)
