@@ -145,8 +145,18 @@ def test_every_loss_has_its_names() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: losses.Huber(0)(TRUTH, VALUES), "delta is a number above 0"),
-        (lambda: losses.BinaryCrossentropy(label_smoothing=2)(LABELS, SHARES), "from 0 to 1"),
+        (lambda: losses.huber(TRUTH, VALUES, 0), "huber: delta is a finite number > 0, not 0"),
+        (lambda: losses.Huber(np.inf), "loss 'huber_loss': delta is a finite number > 0, not inf"),
+        (lambda: losses.BinaryCrossentropy(label_smoothing=2), "label_smoothing is .* from 0 to 1"),
+        (lambda: losses.CategoricalCrossentropy(label_smoothing="a"), "label_smoothing is a num"),  # type: ignore[arg-type]
+        (lambda: losses.BinaryFocalCrossentropy(gamma=-1), "gamma is a finite number >= 0, not -1"),
+        (lambda: losses.BinaryFocalCrossentropy(alpha=1.5), "alpha is a number from 0 to 1, not 1"),
+        (lambda: losses.CategoricalFocalCrossentropy([0.5, -1]), "alpha is a finite number >= 0"),
+        (lambda: losses.CategoricalFocalCrossentropy(gamma="a"), "gamma is a finite number >= 0"),  # type: ignore[arg-type]
+        (
+            lambda: losses.SparseCategoricalCrossentropy(ignore_class=1.5),  # type: ignore[arg-type]
+            "'sparse_categorical_crossentropy': ignore_class is an integer, not 1.5",
+        ),
         (lambda: losses.Loss(losses.huber, gamma=2.0), r"takes no 'gamma'; it takes \['delta'\]"),
         (lambda: losses.BinaryCrossentropy(from_logits="yes"), "True or False"),  # type: ignore[arg-type]
     ],

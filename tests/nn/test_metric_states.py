@@ -226,7 +226,17 @@ def test_a_confusion_matrix_of_one_column_has_a_threshold(ndim: int) -> None:
     [
         (lambda: metrics.AUC(curve="roc"), UsageError, 'curve is "ROC" or "PR"'),
         (lambda: metrics.AUC(num_thresholds=1), UsageError, "from 2, not 1"),
-        (lambda: metrics.Precision(thresholds=2), UsageError, "lie from 0 to 1"),
+        (lambda: metrics.AUC(from_logits="no"), UsageError, "from_logits is True or False"),  # type: ignore[arg-type]
+        (lambda: metrics.Precision(thresholds=2), UsageError, "are numbers from 0 to 1, not 2"),
+        (lambda: metrics.Recall(["a"]), UsageError, "'recall': thresholds are numbers from 0 to 1"),  # type: ignore[list-item]
+        (lambda: metrics.Recall([]), UsageError, "thresholds are numbers"),
+        (lambda: metrics.F1Score(threshold=3), UsageError, "threshold is a number from 0 to 1"),
+        (
+            lambda: metrics.BinaryAccuracy(threshold=2),
+            UsageError,
+            "metric 'binary_accuracy': threshold is a number from 0 to 1, not 2",
+        ),
+        (lambda: metrics.Perplexity(ignore_class=0.5), UsageError, "ignore_class is an integer"),  # type: ignore[arg-type]
         (lambda: metrics.ConfusionMatrix(1), UsageError, "num_classes"),
         (lambda: metrics.get("confusion_matrix"), UsageError, "num_classes"),
         (lambda: metrics.TopKCategoricalAccuracy(0), UsageError, "k is an integer"),

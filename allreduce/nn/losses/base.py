@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from allreduce.devices.integers import integer
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import show
@@ -65,8 +66,8 @@ def _checked(loss: Loss, key: str, value: Any) -> Any:
     if key not in takes:
         known = [name for name in takes if name not in ("y_true", "y_pred")]
         raise UsageError(f"loss {loss.name!r} takes no {key!r}; it takes {known}")
-    if isinstance(takes[key].default, bool) and not isinstance(value, bool | np.bool_):
-        raise UsageError(f"{key} is True or False, not {value!r}")
+    if isinstance(takes[key].default, bool):
+        check_switch(key, value)
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -106,8 +107,21 @@ def mean_of_last(values: Tensor) -> Tensor:
     return ops.mean(values, axis=-1) if values.ndim > 1 else values
 
 
-def check_fraction(name: str, value: float) -> float:
-    """Refuse label smoothing that is no number from 0 to 1."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise UsageError(f"{name}: label_smoothing is a number from 0 to 1, not {value!r}")
+def check_switch(what: str, value: Any) -> bool:
+    """Refuse what is neither True nor False."""
+    if not isinstance(value, bool | np.bool_):
+        raise UsageError(f"{what} is True or False, not {value!r}")
+    return bool(value)
+
+
+def check_fraction(what: str, value: Any) -> float:
+    """Refuse what is no number from 0 to 1."""
+    is_number = isinstance(value, int | float | np.integer | np.floating)
+    if isinstance(value, bool) or not is_number or not 0 <= value <= 1:
+        raise UsageError(f"{what} is a number from 0 to 1, not {value!r}")
     return float(value)
+
+
+def check_class(what: str, value: Any) -> int | None:
+    """Refuse what is neither a class number, any integer, nor None."""
+    return None if value is None else integer(what, value)

@@ -6,6 +6,7 @@ probabilities from elsewhere are clipped to [1e-7, 1 - 1e-7], as Keras does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,15 @@ from allreduce.graph.core.spec import show
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.dispatch import as_tensor
-from allreduce.nn.losses.base import EPSILON, Loss, check_fraction, mean_of_last, same_shape
+from allreduce.nn.losses.base import (
+    EPSILON,
+    Loss,
+    check_class,
+    check_fraction,
+    mean_of_last,
+    same_shape,
+)
+from allreduce.optim.checks import checked
 
 
 def categorical_crossentropy(
@@ -82,14 +91,15 @@ def _sparse(labels: Tensor, prediction: Tensor, from_logits: bool) -> Tensor:
 def categorical_focal_crossentropy(
     y_true: Any,
     y_pred: Any,
-    alpha: float = 0.25,
+    alpha: float | Sequence[float] = 0.25,
     gamma: float = 2.0,
     from_logits: bool = False,
     label_smoothing: float = 0.0,
 ) -> Tensor:
     """As `categorical_crossentropy`, with each class's term times alpha (1 - p)^gamma.
 
-    Well-predicted samples count little (Lin et al. 2017, section 3).
+    Well-predicted samples count little (Lin et al. 2017, section 3). Alpha may be a list of one
+    number per class.
 
     Raises:
         ShapeError: The shapes differ.
@@ -117,7 +127,7 @@ def binary_crossentropy(
         ShapeError: The shapes differ.
     """
     truth, prediction = same_shape("binary_crossentropy", y_true, y_pred)
-    smoothing = check_fraction("binary_crossentropy", label_smoothing)
+    smoothing = check_fraction("binary_crossentropy: label_smoothing", label_smoothing)
     return mean_of_last(_binary(_smoothed(truth, smoothing), prediction, from_logits))
 
 
@@ -145,7 +155,7 @@ def binary_focal_crossentropy(
         ShapeError: The shapes differ.
     """
     truth, prediction = same_shape("binary_focal_crossentropy", y_true, y_pred)
-    smoothing = check_fraction("binary_focal_crossentropy", label_smoothing)
+    smoothing = check_fraction("binary_focal_crossentropy: label_smoothing", label_smoothing)
     truth = _smoothed(truth, smoothing)
     share = ops.sigmoid(prediction) if from_logits else prediction
     of_truth = truth * share + (1 - truth) * (1 - share)
@@ -178,7 +188,7 @@ def _binary(truth: Tensor, prediction: Tensor, from_logits: bool) -> Tensor:
 
 def _with_label_smoothing(name: str, truth: Tensor, label_smoothing: float) -> Tensor:
     """Spread a share of each row evenly over all classes."""
-    smoothing = check_fraction(name, label_smoothing)
+    smoothing = check_fraction(f"{name}: label_smoothing", label_smoothing)
     return truth * (1 - smoothing) + smoothing / _classes(truth) if smoothing else truth
 
 
@@ -190,6 +200,13 @@ def _logs(prediction: Tensor) -> Tensor:
     """Return the logarithms of shares that need not sum to 1."""
     total = ops.sum(prediction, axis=-1, keepdims=True)
     return ops.log(ops.clip(ops.divide(prediction, total), EPSILON, 1 - EPSILON))
+
+
+def _factors(what: str, alpha: Any) -> float | list[float]:
+    """Check a factor of all classes, or a sequence of one per class."""
+    if isinstance(alpha, list | tuple | np.ndarray) and np.ndim(alpha):
+        return [checked(what, each, low=0) for each in alpha]
+    return checked(what, alpha, low=0)
 
 
 def class_numbers(name: str, y_true: Tensor, y_pred: Tensor) -> Tensor:
@@ -235,7 +252,8 @@ class CategoricalCrossentropy(Loss):
         *,
         name: str = "categorical_crossentropy",
     ) -> None:
-        options = {"from_logits": from_logits, "label_smoothing": label_smoothing}
+        smoothing = check_fraction(f"loss {name!r}: label_smoothing", label_smoothing)
+        options = {"from_logits": from_logits, "label_smoothing": smoothing}
         super().__init__(categorical_crossentropy, name, **options)
 
 
@@ -249,7 +267,8 @@ class SparseCategoricalCrossentropy(Loss):
         *,
         name: str = "sparse_categorical_crossentropy",
     ) -> None:
-        options = {"from_logits": from_logits, "ignore_class": ignore_class}
+        ignored = check_class(f"loss {name!r}: ignore_class", ignore_class)
+        options = {"from_logits": from_logits, "ignore_class": ignored}
         super().__init__(sparse_categorical_crossentropy, name, **options)
 
 
@@ -258,7 +277,7 @@ class CategoricalFocalCrossentropy(Loss):
 
     def __init__(
         self,
-        alpha: float = 0.25,
+        alpha: float | Sequence[float] = 0.25,
         gamma: float = 2.0,
         from_logits: bool = False,
         label_smoothing: float = 0.0,
@@ -268,10 +287,10 @@ class CategoricalFocalCrossentropy(Loss):
         super().__init__(
             categorical_focal_crossentropy,
             name,
-            alpha=alpha,
-            gamma=gamma,
+            alpha=_factors(f"loss {name!r}: alpha", alpha),
+            gamma=checked(f"loss {name!r}: gamma", gamma, low=0),
             from_logits=from_logits,
-            label_smoothing=label_smoothing,
+            label_smoothing=check_fraction(f"loss {name!r}: label_smoothing", label_smoothing),
         )
 
 
@@ -285,7 +304,8 @@ class BinaryCrossentropy(Loss):
         *,
         name: str = "binary_crossentropy",
     ) -> None:
-        options = {"from_logits": from_logits, "label_smoothing": label_smoothing}
+        smoothing = check_fraction(f"loss {name!r}: label_smoothing", label_smoothing)
+        options = {"from_logits": from_logits, "label_smoothing": smoothing}
         super().__init__(binary_crossentropy, name, **options)
 
 
@@ -306,10 +326,10 @@ class BinaryFocalCrossentropy(Loss):
             binary_focal_crossentropy,
             name,
             apply_class_balancing=apply_class_balancing,
-            alpha=alpha,
-            gamma=gamma,
+            alpha=check_fraction(f"loss {name!r}: alpha", alpha),
+            gamma=checked(f"loss {name!r}: gamma", gamma, low=0),
             from_logits=from_logits,
-            label_smoothing=label_smoothing,
+            label_smoothing=check_fraction(f"loss {name!r}: label_smoothing", label_smoothing),
         )
 
 

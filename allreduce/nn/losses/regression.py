@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from allreduce.errors import UsageError
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.nn.losses.base import EPSILON, Loss, mean_of_last, same_shape
+from allreduce.optim.checks import checked
 
 
 def mean_squared_error(y_true: Any, y_pred: Any) -> Tensor:
@@ -44,8 +44,7 @@ def huber(y_true: Any, y_pred: Any, delta: float = 1.0) -> Tensor:
         ShapeError: The shapes differ.
         UsageError: `delta` is not above 0.
     """
-    if not delta > 0:
-        raise UsageError(f"huber: delta is a number above 0, not {delta!r}")
+    delta = checked("huber: delta", delta, low=0, above=True)
     truth, prediction = same_shape("huber", y_true, y_pred)
     distance = ops.absolute(ops.subtract(prediction, truth))
     near = ops.minimum(distance, delta)
@@ -103,6 +102,7 @@ class Huber(Loss):
     """`huber` as an object that knows its delta."""
 
     def __init__(self, delta: float = 1.0, *, name: str = "huber_loss") -> None:
+        delta = checked(f"loss {name!r}: delta", delta, low=0, above=True)
         super().__init__(huber, name, delta=delta)
 
 

@@ -12,7 +12,7 @@ from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.nn import losses
-from allreduce.nn.losses.base import same_shape
+from allreduce.nn.losses.base import check_fraction, same_shape
 from allreduce.nn.metrics.base import Metric
 
 
@@ -128,7 +128,7 @@ class BinaryAccuracy(Metric):
 
     def __init__(self, name: str = "binary_accuracy", threshold: float = 0.5) -> None:
         super().__init__(binary_accuracy, name)
-        self.threshold = threshold
+        self.threshold = check_fraction(f"metric {name!r}: threshold", threshold)
 
     def __call__(self, y_true: Any, y_pred: Any) -> Tensor:
         return binary_accuracy(y_true, y_pred, self.threshold)

@@ -15,6 +15,7 @@ from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.nn import losses
+from allreduce.nn.losses.base import check_fraction, check_switch
 from allreduce.nn.metrics.base import Metric, columns, weights_of
 
 
@@ -61,11 +62,15 @@ class _Thresholded(Metric):
 
     def __init__(self, thresholds: float | Sequence[float] | np.ndarray | None, name: str) -> None:
         super().__init__(None, name)
+        levels = np.asarray(0.5 if thresholds is None else thresholds)
+        is_numbers = levels.dtype.kind in "iuf" and levels.ndim < 2 and levels.size
+        if not is_numbers or not np.all((levels >= 0) & (levels <= 1)):
+            raise UsageError(
+                f"metric {name!r}: thresholds are numbers from 0 to 1, not {thresholds!r}"
+            )
         # Plain numbers, as these are saved.
-        self.thresholds = None if thresholds is None else np.asarray(thresholds, float).tolist()
-        self._levels = np.atleast_1d(np.asarray(0.5 if thresholds is None else thresholds, float))
-        if self._levels.ndim != 1 or not np.all((self._levels >= 0) & (self._levels <= 1)):
-            raise UsageError(f"metric {name!r}: thresholds lie from 0 to 1, not {thresholds!r}")
+        self.thresholds = None if thresholds is None else levels.astype(float).tolist()
+        self._levels = np.atleast_1d(levels.astype(float))
 
     def increment(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
         return _counts(self.name, y_true, y_pred, self._levels, sample_weight)
@@ -120,10 +125,11 @@ class AUC(Metric):
         from_logits: bool = False,
     ) -> None:
         super().__init__(None, name)
-        if curve not in ("ROC", "PR"):
+        if not isinstance(curve, str) or curve not in ("ROC", "PR"):
             raise UsageError(f'metric {name!r}: curve is "ROC" or "PR", not {curve!r}')
         self.num_thresholds = integer(f"metric {name!r}: num_thresholds", num_thresholds, 2)
-        self.curve, self.from_logits = curve, from_logits
+        self.from_logits = check_switch(f"metric {name!r}: from_logits", from_logits)
+        self.curve = curve
         self._levels = np.linspace(0, 1, num_thresholds)
         self._levels[[0, -1]] = -1e-7, 1 + 1e-7  # all are above the first, and none above the last
 
@@ -173,7 +179,9 @@ class F1Score(Metric):
         kinds = (None, "micro", "macro", "weighted")
         if average not in kinds:
             raise UsageError(f"metric {name!r}: average is one of {kinds}, not {average!r}")
-        self.average, self.threshold = average, threshold
+        what = f"metric {name!r}: threshold"
+        self.threshold = None if threshold is None else check_fraction(what, threshold)
+        self.average = average
 
     def increment(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
         """Count hits, predictions and truths per class: `(3, classes)`."""

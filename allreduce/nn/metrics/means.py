@@ -12,6 +12,7 @@ from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.nn import losses
+from allreduce.nn.losses.base import check_class, check_switch
 from allreduce.nn.metrics.base import Metric, columns, weighted_sums, weights_of
 
 
@@ -99,7 +100,9 @@ class R2Score(Metric):
         super().__init__(None, name)
         kinds = ("uniform_average", "variance_weighted_average", None)
         if class_aggregation not in kinds:
-            raise UsageError(f"class_aggregation is one of {kinds}, not {class_aggregation!r}")
+            raise UsageError(
+                f"metric {name!r}: class_aggregation is one of {kinds}, not {class_aggregation!r}"
+            )
         self.class_aggregation = class_aggregation
 
     def increment(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
@@ -138,7 +141,8 @@ class Perplexity(Metric):
         self, from_logits: bool = False, ignore_class: int | None = None, name: str = "perplexity"
     ) -> None:
         super().__init__(None, name)
-        self.from_logits, self.ignore_class = from_logits, ignore_class
+        self.from_logits = check_switch(f"metric {name!r}: from_logits", from_logits)
+        self.ignore_class = check_class(f"metric {name!r}: ignore_class", ignore_class)
 
     def increment(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
         prediction = as_tensor(y_pred)
