@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "core/gil.h"
 #include "core/segments.h"
 #include "core/signals.h"
 
@@ -17,7 +18,7 @@ const std::function<bool()> kInterrupted = interrupted;
 Outcome wait(Member& member, Work& work, double seconds) {
   Outcome outcome;
   {
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     outcome = Engine::instance().wait(member, work, seconds, kInterrupted);
   }
   if (outcome == Outcome::interrupted) throw nb::python_error();
@@ -57,7 +58,7 @@ bool lacks_kernel(const Call& call) {
 
 std::shared_ptr<Work> begin(Member& member, const Call& call, const View& in, std::byte* out,
                             Details details) {
-  std::optional<nb::gil_scoped_release> release;
+  std::optional<GilRelease> release;
   if (member.group().members() == 1 && in.bytes() > kSmall) release.emplace();
   return member.start(call, in.data(), out, std::move(details));
 }

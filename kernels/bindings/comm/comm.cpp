@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "bindings/bindings.h"
+#include "core/gil.h"
 #include "shm/memory/remote.h"
 #include "shm/progress/engine.h"
 
@@ -166,7 +167,7 @@ void bind_group(nb::module_& m) {
           [](Group& group, std::uint32_t id, int fd, std::size_t part_bytes, int users) {
             int code;
             {
-              const nb::gil_scoped_release release;
+              const GilRelease release;
               code = group.map_region(id, fd, part_bytes, users);
             }
             if (code != 0) raise_errno(code);
@@ -218,7 +219,7 @@ void bind_comm(nb::module_& m) {
   m.attr("MAX_MEMBERS") = kMaxMembers;
   m.def(
       "progress", [] { return Engine::instance().drive_all() != Others::idle; },
-      nb::call_guard<nb::gil_scoped_release>());
+      nb::call_guard<GilRelease>());
   m.def(
       "read_process",
       [](int pid, std::uint64_t address, std::size_t bytes) {

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "bindings/comm/array_calls.h"
+#include "core/gil.h"
 #include "core/segments.h"
 
 namespace nb = nanobind;
@@ -130,14 +131,13 @@ void bind_member(nb::module_& m) {
           [](Member& member, const Work& work, int blamed, const std::string& reason) {
             member.give_up(work, blamed, reason);
           },
-          nb::arg("work"), nb::arg("blamed"), nb::arg("reason"),
-          nb::call_guard<nb::gil_scoped_release>())
+          nb::arg("work"), nb::arg("blamed"), nb::arg("reason"), nb::call_guard<GilRelease>())
       .def(
           "give_up_message",
           [](Member& member, const Work& work, const std::string& reason) {
             member.give_up_message(work, reason);
           },
-          nb::arg("work"), nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>())
+          nb::arg("work"), nb::arg("reason"), nb::call_guard<GilRelease>())
       .def_rw("fast_seconds", &Member::fast_seconds)
       .def(
           "wait",
@@ -152,15 +152,15 @@ void bind_member(nb::module_& m) {
           },
           nb::arg("seq"), nb::arg("text"))
       .def("last", &Member::last)
-      .def("exposed", &Member::exposed, nb::call_guard<nb::gil_scoped_release>())
-      .def("isolate", &Member::isolate, nb::call_guard<nb::gil_scoped_release>())
-      .def("leave", &Member::leave, nb::call_guard<nb::gil_scoped_release>())
+      .def("exposed", &Member::exposed, nb::call_guard<GilRelease>())
+      .def("isolate", &Member::isolate, nb::call_guard<GilRelease>())
+      .def("leave", &Member::leave, nb::call_guard<GilRelease>())
       .def(
           "abort",
           [](Member& member, const std::string& reason) {
             member.abort(reason.data(), reason.size());
           },
-          nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>());
+          nb::arg("reason"), nb::call_guard<GilRelease>());
 }
 
 }  // namespace allreduce

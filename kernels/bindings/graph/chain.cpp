@@ -16,6 +16,7 @@
 #include "bindings/bindings.h"
 #include "bindings/graph/tensor.h"
 #include "bindings/numpy_api.h"
+#include "core/gil.h"
 #include "cpu/elementwise/chain.h"
 
 namespace nb = nanobind;
@@ -123,7 +124,7 @@ bool PythonChain::run(nb::handle out, const nb::list& inputs) {
   const std::shared_ptr<const Bound> bound = bind(target, arrays);
   if (!bound) return false;
   char* const place = PyArray_BYTES(target);
-  std::optional<nb::gil_scoped_release> released;
+  std::optional<GilRelease> released;
   if (bound->chain.elements() * chain_.ops.size() >= kWorthUnlocking) released.emplace();
   bound->chain.run(place, data);
   return true;

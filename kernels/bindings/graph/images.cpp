@@ -9,6 +9,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/graph/tensor.h"
+#include "core/gil.h"
 #include "cpu/nn/image_kernels.h"
 
 namespace nb = nanobind;
@@ -82,7 +83,7 @@ void bind_convolutions(nb::module_& m) {
         const Images from = images_of(x), to = images_of(out);
         const Windows windows = windows_of(numbers, from, to);
         require_kernel(kernel, windows, from, to);
-        const nb::gil_scoped_release released;
+        const GilRelease released;
         const auto workspace = make_workspace<T>(from, to, windows);
         image_kernels().of<T>().conv2d(out.data(), x.data(), kernel.data(), from, to, windows,
                                        workspace.get());
@@ -94,7 +95,7 @@ void bind_convolutions(nb::module_& m) {
         const Images from = images_of(x), to = images_of(dy);
         const Windows windows = windows_of(numbers, from, to);
         require_kernel(out, windows, from, to);
-        const nb::gil_scoped_release released;
+        const GilRelease released;
         const auto workspace = make_workspace<T>(from, to, windows);
         image_kernels().of<T>().conv2d_kernel(out.data(), x.data(), dy.data(), from, to, windows,
                                               workspace.get());
@@ -110,7 +111,7 @@ void bind_pooling(nb::module_& m) {
         const Images from = images_of(x), to = images_of(out);
         const Windows windows = windows_of(numbers, from, to);
         require(from.channels == to.channels);
-        const nb::gil_scoped_release released;
+        const GilRelease released;
         image_kernels().of<T>().max_pool2d(out.data(), x.data(), from, to, windows);
       },
       "out"_array, "x"_array, nb::arg("windows"));
@@ -120,7 +121,7 @@ void bind_pooling(nb::module_& m) {
         const Images from = images_of(x), to = images_of(y);
         const Windows windows = windows_of(numbers, from, to);
         require(from.channels == to.channels && out.size() == x.size() && dy.size() == y.size());
-        const nb::gil_scoped_release released;
+        const GilRelease released;
         image_kernels().of<T>().max_pool2d_gradient(out.data(), dy.data(), x.data(), y.data(), from,
                                                     to, windows);
       },

@@ -12,6 +12,7 @@
 #include "bindings/graph/python_replay.h"
 #include "bindings/graph/rows.h"
 #include "bindings/graph/tensor.h"
+#include "core/gil.h"
 #include "core/signals.h"
 #include "replay/blas.h"
 
@@ -64,7 +65,7 @@ Py_ssize_t PythonReplay::run(std::size_t first, std::size_t last) {
   if (last > replay_.size() || first > last) throw nb::index_error("no such tasks");
   std::size_t done;
   {
-    const nb::gil_scoped_release released;
+    const GilRelease released;
     static const std::function<bool()> kInterrupted = interrupted;
     done = replay_.run(first, last, kInterrupted);
   }

@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "core/gil.h"
 #include "cpu/nn/tensor_kernels.h"
 
 namespace allreduce {
@@ -16,7 +17,7 @@ constexpr std::size_t kWorthUnlocking = 2048;
 // Runs `work` without the interpreter's lock where there is enough of it.
 template <class Work>
 auto unlocked(std::size_t elements, Work work) {
-  std::optional<nanobind::gil_scoped_release> released;
+  std::optional<GilRelease> released;
   if (elements >= kWorthUnlocking) released.emplace();
   return work();
 }

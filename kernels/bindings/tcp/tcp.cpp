@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "bindings/bindings.h"
+#include "core/gil.h"
 #include "tcp/io/engine.h"
 
 namespace nb = nanobind;
@@ -50,7 +51,7 @@ template <class Function>
 auto ask(const Handle& handle, const Function& function) {
   decltype(function(*handle.member)) result{};
   if (handle.member->inherited()) return result;
-  const nb::gil_scoped_release release;
+  const GilRelease release;
   Engine::instance().run([&] { result = function(*handle.member); });
   return result;
 }
@@ -59,7 +60,7 @@ auto ask(const Handle& handle, const Function& function) {
 std::shared_ptr<Handle> make_member(int index, const std::vector<std::vector<int>>& fds) {
   auto member = std::make_shared<Member>(index, fds);
   {
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     Engine::instance().run([&] { member->attach(); });
   }
   return std::make_shared<Handle>(std::move(member));
@@ -78,7 +79,7 @@ std::shared_ptr<Work> start(const Handle& handle, const nb::tuple& words, nb::by
     work->settle(State::failed);
     return work;
   }
-  const nb::gil_scoped_release release;
+  const GilRelease release;
   handle.member->submit(work);
   return work;
 }
@@ -95,7 +96,7 @@ bool wait(Work& work, double seconds) {
   const auto end = after(seconds);
   for (;;) {
     {
-      const nb::gil_scoped_release release;
+      const GilRelease release;
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - tcp::Clock::now());
       if (work.wait(std::min(left, kSignals))) break;
     }
