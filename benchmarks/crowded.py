@@ -17,7 +17,7 @@ from collections.abc import Callable
 from statistics import median
 
 import numpy as np
-from trainers import ours, ours_steps
+from trainers import ours
 from workloads import WORKLOADS
 
 import allreduce as ar
@@ -35,8 +35,8 @@ def main() -> None:
     strategy = ar.MultiWorkerMirroredStrategy()
     comm, case = strategy.communicator, WORKLOADS["digits"]
     with strategy.scope():
-        together = ours.Together(ours_steps.STEPS["digits"](case), strategy)
-    apart = ours_steps.Ours(ours_steps.STEPS["digits"](case))
+        together = ours.Together(ours.STEPS["digits"](case), strategy)
+    apart = ours.Ours(ours.STEPS["digits"](case))
     batch = next(case.batches(comm.rank, comm.size))
     for each in (together, apart) * 5:
         each.step(*batch)
@@ -59,7 +59,7 @@ def main() -> None:
             print(f"{name:16s}", *(f"{value:10.1f}" for value in middle))
 
 
-def _native_part(apart: ours_steps.Ours, batch: tuple[np.ndarray, ...]) -> Step:
+def _native_part(apart: ours.Ours, batch: tuple[np.ndarray, ...]) -> Step:
     """Return the bound program of a step that has run, without the code around it."""
     compiled = current_replicator().latest(apart._step)
     assert compiled is not None, "a step has run"

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from trainers import ours, ours_steps
+from trainers import ours
 from workloads import WORKLOADS
 
 import allreduce as ar
@@ -98,8 +98,8 @@ def _of_processes() -> None:
     strategy = ar.MultiWorkerMirroredStrategy()
     comm, case = strategy.communicator, WORKLOADS["mlp"]
     with strategy.scope():
-        together = ours.Together(ours_steps.STEPS["mlp"](case), strategy)
-    apart = ours_steps.Ours(ours_steps.STEPS["mlp"](case))
+        together = ours.Together(ours.STEPS["mlp"](case), strategy)
+    apart = ours.Ours(ours.STEPS["mlp"](case))
     batch = next(case.batches(comm.rank, comm.size))
     for each in (together, apart) * 8:
         each.step(*batch)
@@ -142,7 +142,7 @@ def _on_devices(devices: Sequence[str]) -> Marked:
     """Make steps of a separate network, mirrored over devices."""
     case, strategy = WORKLOADS["mlp"], ar.MirroredStrategy(devices)
     with strategy.scope():
-        step = ours_steps.STEPS["mlp"](case)
+        step = ours.STEPS["mlp"](case)
     batches = (next(case.batches(rank, len(devices))) for rank in range(len(devices)))
     shares = tuple(ar.PerReplica(each) for each in zip(*batches, strict=True))
     for _ in range(8):

@@ -11,7 +11,7 @@ import allreduce as ar
 import numpy as np
 from workloads.base import Array, Workload
 
-from trainers import ours_steps
+from trainers import ours
 
 _STEPS, _ROUNDS = 15, 5  # of a round; the first ones start threads and are not counted
 _LEFT_OUT = 3
@@ -39,13 +39,13 @@ class Slow:
             yield self._batch
 
 
-class Input(ours_steps.Ours):
+class Input(ours.Ours):
     """The large MLP's step on batches each of which takes as long as the step."""
 
     def __init__(self, workload: Workload) -> None:
         self._strategy = ar.MirroredStrategy()
         with self._strategy.scope():
-            super().__init__(ours_steps.training(ours_steps.mlp)(workload))
+            super().__init__(ours.training(ours.mlp)(workload))
         self._batch = next(workload.batches(0, 1))
 
     def step(self, *batch: Array) -> Any:
@@ -96,7 +96,7 @@ def _work(seconds: float) -> Callable[[], object]:
     return lambda: draw(times)
 
 
-class Instructions(ours_steps.Ours):
+class Instructions(ours.Ours):
     """Programs of many additions of one number each, which are not fused."""
 
     def __init__(self, workload: Workload) -> None:
@@ -126,7 +126,7 @@ class Instructions(ours_steps.Ours):
         return {"instruction": statistics.median(found)}
 
 
-def _additions(count: int) -> ours_steps.Step:
+def _additions(count: int) -> ours.Step:
     def program(x: ar.Tensor) -> ar.Tensor:
         for i in range(count):
             x = x + float(i + 1)
@@ -135,7 +135,4 @@ def _additions(count: int) -> ours_steps.Step:
     return ar.function(program)
 
 
-SIDES: dict[str, Callable[[Workload], ours_steps.Ours]] = {
-    "input": Input,
-    "instructions": Instructions,
-}
+SIDES: dict[str, Callable[[Workload], ours.Ours]] = {"input": Input, "instructions": Instructions}

@@ -13,7 +13,7 @@ import allreduce as ar
 import numpy as np
 from workloads.base import Array, Workload
 
-from trainers import ours_steps
+from trainers import ours
 
 
 def build(name: str, workload: Workload, rank: int, ports: Sequence[int]) -> tuple[int, Devices]:
@@ -35,12 +35,12 @@ def _begin(count: int) -> None:
 class Devices:
     """A step mirrored over logical devices, each with its own samples."""
 
-    about = ours_steps.Ours.about
+    about = ours.Ours.about
 
     def __init__(self, workload: Workload, devices: Sequence[str]) -> None:
         self._strategy = ar.MirroredStrategy(devices)
         with self._strategy.scope():
-            self._step = ours_steps.STEPS[workload.name](workload)
+            self._step = ours.STEPS[workload.name](workload)
 
     def step(self, *batches: tuple[Array, ...]) -> Any:
         """Do one step; returns the losses, one per sample.

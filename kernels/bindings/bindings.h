@@ -32,6 +32,8 @@ void bind_images(nanobind::module_& m);
 void bind_tables(nanobind::module_& m);
 void bind_chain(nanobind::module_& m);
 void bind_replay(nanobind::module_& m);
+// The sockets between the tasks of a cluster.
+void bind_server(nanobind::module_& m);
 // What to do for MPI when a process exits.
 void bind_exit(nanobind::module_& m);
 

@@ -42,6 +42,7 @@ NB_MODULE(_native, m) {
   allreduce::bind_tables(m);
   allreduce::bind_chain(m);
   allreduce::bind_replay(m);
+  allreduce::bind_server(m);
   allreduce::bind_exit(m);
   m.def("use_level", allreduce::use_level, nanobind::arg("level"));
 }

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from allreduce._native import FrameSocket
 from allreduce.errors import PeerLostError, UnsupportedError
 from allreduce.events import logger
 from allreduce.graph.core.host_future import Output
@@ -102,7 +103,8 @@ class Channel:
         self._reading, self._sending, self._ending = (threading.Lock() for _ in range(3))
         self._thread = 0  # that holds `_reading`, of those in the background
         self._is_local = connection.family == socket.AF_UNIX
-        self._sent, self._reader = segments.Sender(), Reader(connection, mpi)
+        self._frames = FrameSocket(connection.fileno(), frames.parse, frames.announce)
+        self._sent, self._reader = segments.Sender(), Reader(connection, self._frames, mpi)
         self._numbers = itertools.count(1)  # of requests
         self._answers: dict[int, Answer] = {}  # that have not come yet, by request
         self.ended = ""  # why, once it has
@@ -126,6 +128,26 @@ class Channel:
             PeerLostError: The connection has ended.
             UnsupportedError: An array has a dtype that does not travel; nothing is sent.
         """
+        about, given = frame.about.SerializeToString(), [*arrays]
+        small = self._frames.send_small
+        if not self._in_turn(small, frame.kind, frame.request, frame.step, about, given):
+            self._in_turn(self._send, frame, about, self._checked(given))
+
+    def _in_turn(self, send: Callable[..., Any], *args: Any) -> Any:
+        """Call a function that sends one frame, while no other thread sends."""
+        try:
+            with self._sending:
+                return send(*args)
+        except OSError as error:
+            self.end(f"sending failed: {error.strerror or error}")
+            raise PeerLostError(f"{self.peer} is lost: {self.ended}") from error
+        except BaseException as error:  # Ctrl-C: the other end may have half of a frame
+            self.was_interrupted = isinstance(error, KeyboardInterrupt)
+            self.end(f"sending was ended by {type(error).__name__}")
+            raise
+
+    def _checked(self, arrays: Sequence[Output]) -> list[np.ndarray]:
+        """Return arrays on the host, in one piece each; refuses those that do not travel."""
         whole = []
         for given in arrays:
             array = np.asarray(given, order="C")
@@ -135,19 +157,10 @@ class Channel:
                     "to a type of NumPy's own first"
                 )
             whole.append(array)
-        try:
-            with self._sending:
-                self._send(frame, whole)
-        except OSError as error:
-            self.end(f"sending failed: {error.strerror or error}")
-            raise PeerLostError(f"{self.peer} is lost: {self.ended}") from error
-        except BaseException as error:  # Ctrl-C: the other end may have half of a frame
-            self.was_interrupted = isinstance(error, KeyboardInterrupt)
-            self.end(f"sending was ended by {type(error).__name__}")
-            raise
+        return whole
 
-    def _send(self, frame: Frame, arrays: Sequence[np.ndarray]) -> None:
-        described = frame.about.SerializeToString()
+    def _send(self, frame: Frame, described: bytes, arrays: Sequence[np.ndarray]) -> None:
+        """Send a frame with arrays of any size; large ones are not copied."""
         parts: list[Any] = []
         messages: list[np.ndarray] = []
         descriptors: list[int] = []
@@ -247,8 +260,8 @@ class Channel:
             self.ended = why
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+        self._frames.close()
         self._socket.close()
-        self._reader.close()
         self._sent.close()
         self._lost(self, why)
         for request in list(self._answers):
@@ -262,8 +275,8 @@ class Channel:
             if self._handle is None:
                 self._read_idle()
             elif not self._reader.listens:
-                self._reader.heard = time.monotonic()
-            silent = time.monotonic() - self._reader.heard
+                self._frames.heard = time.monotonic()
+            silent = time.monotonic() - self._frames.heard
             if silent > DEAD_SECONDS:
                 self.end(f"it has sent nothing for {silent:.0f} s")
                 return

@@ -18,7 +18,6 @@ from allreduce.server.protocol import task_pb2 as pb
 
 HEAD = struct.Struct("!IBQQ")  # the description's length, the kind, the request, the step
 KINDS = "biufc"  # of dtypes that travel: NumPy's numbers
-MOST_BYTES = 1 << 24  # of a description: names and shapes; arrays come behind
 _MOST_ARRAY_BYTES = 1 << 36
 _REMEMBERED = 512  # descriptions
 _SHORT = 1 << 10  # bytes of one that is remembered

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from allreduce.errors import PeerLostError, UnsupportedError
-from allreduce.server.protocol import channel, frames
+from allreduce.server.protocol import channel, frames, segments
 from allreduce.server.protocol import task_pb2 as pb
 from allreduce.server.protocol.channel import Channel
 from tests.server.protocol.connected import connected
@@ -25,6 +25,35 @@ def test_a_frame_may_have_thousands_of_arrays() -> None:
         ends.send(*(np.full(3, i) for i in range(3000)))
         found = ends.received.get(timeout=10)
         assert [int(each[0]) for each in found] == list(range(3000))
+
+
+def test_arrays_of_any_size_order_and_type_arrive_as_they_were() -> None:
+    square = np.arange(35 * 35, dtype=np.float32).reshape(35, 35)
+    given: list[np.ndarray] = [
+        *(np.arange(n, dtype=np.uint8) for n in (0, 1, 1023, 65535, 65536, 65537, 200_000)),
+        *(square.T, square[::2, ::3], np.asfortranarray(square), square.astype(">f8")),
+        *(np.array(True), np.zeros((0, 3)), np.array(1 + 2j), np.ones(2, np.float16), square[:1]),
+    ]
+    orders = [given, given[::-1], given[9:], given[9:], [], given[:3], given[::3]]
+    with connected() as ends:
+        for arrays in orders:
+            ends.send(*arrays)
+            found = ends.received.get(timeout=10)
+            assert [each.dtype for each in found] == [each.dtype for each in arrays]
+            for each, sent in zip(found, arrays, strict=True):
+                np.testing.assert_array_equal(each, sent)
+                assert each.flags.writeable or each.nbytes >= segments.SMALLEST
+
+
+def test_a_frame_that_comes_byte_by_byte_is_read() -> None:
+    sent = np.arange(5, dtype=np.int32)
+    announced = frames.announce(sent.dtype, sent.shape)
+    head = frames.HEAD.pack(len(announced), pb.TENSOR, 0, 0)
+    with connected() as ends:
+        for byte in head + announced + sent.tobytes():
+            ends.sender._socket.sendall(bytes([byte]))
+            time.sleep(0.001)
+        assert ends.received.get(timeout=10)[0].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_a_dtype_that_does_not_travel_is_refused_before_anything_is_sent() -> None:
