@@ -276,6 +276,22 @@ def test_a_single_output_takes_arrays_dicts_and_lists(outputs: str) -> None:
         model.fit(x, x[:, :1], verbose=0)
 
 
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [(lambda y: {"z": y}, "a dict of 'z'"), (lambda y: [y, y], "a list of 2 arrays")],
+)
+def test_several_targets_of_a_single_output_are_refused(make: Any, found: str) -> None:
+    x, y = np.ones((8, 4)), np.ones((8, 1))
+    model = nn.Sequential([nn.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(UsageError, match=f"^y is {found}, but the model has one output, which has"):
+        model.fit(x, make(y), verbose=0)
+    with pytest.raises(UsageError, match=r"^sample_weight is a dict of 'z', but .* give one array"):
+        model.fit(x, y, sample_weight={"z": np.ones(8)}, verbose=0)
+    model.compile("sgd", lambda y_true, y_pred: ar.ops.square(y_true["z"] - y_pred))
+    model.fit(x, {"z": y}, verbose=0)  # one's own loss may take a dict
+
+
 def test_an_output_has_one_metric_without_a_list() -> None:
     x, y = data()
     model = two_by_two()

@@ -72,6 +72,9 @@ class Output:
         assert self.loss is not None
         name = f" {self.loss.name!r}" if isinstance(self.loss, losses.Loss) else ""
         what = f"the loss{name}" + (f" of output {self.name!r}" if self.name else "")
+        if losses.row_of(self.loss) is not None:  # one's own may take a dict
+            _check_single("y", y)
+        _check_single("sample_weight", sample_weight)
         value = self.loss(y, prediction)
         if sample_weight is not None:
             value = _weighted(what, value, sample_weight)
@@ -185,15 +188,27 @@ def by_name(
         return dict(zip(names, given, strict=True))
     if len(names) == 1 and not isinstance(given, Mapping | list | tuple):
         return {names[0]: given}
-    found = "one array"
-    if isinstance(given, Mapping):
-        found = f"a dict of {', '.join(map(repr, given))}"
-    elif isinstance(given, list | tuple):
-        found = f"{len(given)} arrays"
     raise UsageError(
-        f"{what} is {found}, but the model's outputs are {', '.join(map(repr, names))}; give a "
-        "dict by these names, or a list of as many"
+        f"{what} is {_found(given)}, but the model's outputs are {', '.join(map(repr, names))}; "
+        "give a dict by these names, or a list of as many"
     )
+
+
+def _found(given: Any) -> str:
+    if isinstance(given, Mapping):
+        return f"a dict of {', '.join(map(repr, given))}"
+    if isinstance(given, list | tuple):
+        return f"a {type(given).__name__} of {len(given)} array{'s' * (len(given) != 1)}"
+    return "one array"
+
+
+def _check_single(what: str, given: Any) -> None:
+    """Refuse several arrays for a single output without a name."""
+    if isinstance(given, Mapping | list | tuple):
+        raise UsageError(
+            f"{what} is {_found(given)}, but the model has one output, which has no name; give "
+            "one array"
+        )
 
 
 def _by_output(key: str, given: Any, names: Sequence[str]) -> dict[str, Any]:
