@@ -44,8 +44,15 @@ class Schedule(ABC):
         return f"{type(self).__name__}({arguments})"
 
 
-class _TimeDecay(Schedule):
-    """A rate that falls with the time since the first update, in units of `decay_steps`."""
+class ExponentialDecay(Schedule):
+    """`initial * decay_rate ** (step / decay_steps)`.
+
+    Args:
+        initial_learning_rate: The rate of the first update.
+        decay_steps: After so many updates the rate has been multiplied by `decay_rate` once.
+        decay_rate: The factor.
+        staircase: Whether the exponent is rounded down, so that the rate falls in steps.
+    """
 
     def __init__(
         self,
@@ -59,26 +66,12 @@ class _TimeDecay(Schedule):
         self.decay_rate = _rate("decay_rate", decay_rate)
         self.staircase = staircase
 
-    def _units(self, step: int) -> float:
-        units = step / self.decay_steps
-        return math.floor(units) if self.staircase else units
-
-
-class ExponentialDecay(_TimeDecay):
-    """`initial * decay_rate ** (step / decay_steps)`.
-
-    Args:
-        initial_learning_rate: The rate of the first update.
-        decay_steps: After so many updates the rate has been multiplied by `decay_rate` once.
-        decay_rate: The factor.
-        staircase: Whether the exponent is rounded down, so that the rate falls in steps.
-    """
-
     def __call__(self, step: int) -> float:
-        return float(self.initial_learning_rate * self.decay_rate ** self._units(step))
+        exponent = _units(step, self.decay_steps, self.staircase)
+        return float(self.initial_learning_rate * self.decay_rate**exponent)
 
 
-class InverseTimeDecay(_TimeDecay):
+class InverseTimeDecay(Schedule):
     """`initial / (1 + decay_rate * step / decay_steps)`.
 
     Args:
@@ -88,8 +81,21 @@ class InverseTimeDecay(_TimeDecay):
         staircase: Whether units are counted as whole ones, so that the rate falls in steps.
     """
 
+    def __init__(
+        self,
+        initial_learning_rate: float,
+        decay_steps: float,
+        decay_rate: float,
+        staircase: bool = False,
+    ) -> None:
+        self.initial_learning_rate = _rate("initial_learning_rate", initial_learning_rate)
+        self.decay_steps = _steps("decay_steps", decay_steps)
+        self.decay_rate = _rate("decay_rate", decay_rate)
+        self.staircase = staircase
+
     def __call__(self, step: int) -> float:
-        return self.initial_learning_rate / (1 + self.decay_rate * self._units(step))
+        units = _units(step, self.decay_steps, self.staircase)
+        return self.initial_learning_rate / (1 + self.decay_rate * units)
 
 
 class PolynomialDecay(Schedule):
@@ -418,6 +424,12 @@ def _named(rate: Rate) -> str:
 
 def _half_cosine(fraction: float, alpha: float = 0.0, factor: float = 1.0) -> float:
     return (1 - alpha) * factor * 0.5 * (1 + math.cos(math.pi * fraction)) + alpha
+
+
+def _units(step: int, decay_steps: float, staircase: bool) -> float:
+    """Return the time since the first update, in units of `decay_steps`."""
+    units = step / decay_steps
+    return math.floor(units) if staircase else units
 
 
 def _rate(name: str, value: float) -> float:

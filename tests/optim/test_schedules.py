@@ -65,6 +65,12 @@ def test_a_schedule_follows_its_formula(
     assert [again(each) for each in range(200)] == [schedule(each) for each in range(200)]
 
 
+@pytest.mark.parametrize("kind", [schedules.ExponentialDecay, schedules.InverseTimeDecay])
+def test_a_missing_argument_is_that_of_the_schedule_itself(kind: Any) -> None:
+    with pytest.raises(TypeError, match=rf"^{kind.__name__}.__init__\(\) missing .* 'decay_rate'"):
+        kind(0.1, 100)
+
+
 def test_one_cycle_is_that_of_pytorch() -> None:
     torch: Any = pytest.importorskip("torch")
     peer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
