@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -204,13 +205,17 @@ class _Valued:
         return len(self._value)
 
 
+# Steps return the same shapes again and again.
+_spec = lru_cache(1024)(Spec)
+
+
 class ConcreteTensor(_Valued, Tensor):
     """A value on a device, outside of a trace."""
 
     __slots__ = ("_value", "device")
 
     def __init__(self, value: np.ndarray, device: DeviceName) -> None:
-        super().__init__(Spec(value.shape, value.dtype))
+        self.spec = _spec(value.shape, value.dtype)
         self._value = value
         self.device = device
 

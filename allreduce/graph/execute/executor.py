@@ -82,7 +82,8 @@ class Executor:
         Raises:
             OutOfMemoryError: Memory is exhausted; the message names the largest values.
         """
-        end(self.replica.runs)  # after an interrupt, threads may still be active
+        if self.replica.runs:  # after an interrupt, threads may still be active
+            end(self.replica.runs)
         try:
             bound = self._bound_for(info, batch)
             try:

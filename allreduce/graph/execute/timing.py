@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(slots=True)
@@ -29,8 +30,7 @@ class Clock:
         return self.over - self.awaited
 
 
-@dataclass(frozen=True, slots=True)
-class StepTiming:
+class StepTiming(NamedTuple):
     """The start and end of a step, and the times of its collectives, by node."""
 
     began: float
