@@ -26,7 +26,17 @@ def set_divisor(divisor: np.ndarray, count: np.ndarray, squares: float, limit: f
 
 def sum_of_squares(arrays: Iterable[np.ndarray]) -> float:
     """Add up the squares of flat arrays."""
-    return sum(float(np.dot(part, part)) for array in arrays for part in _blocks(array))
+    return sum(_square(part) for array in arrays for part in _blocks(array))
+
+
+def _square(part: np.ndarray) -> float:
+    """Return the sum of the squares of a block, in float64 if float32 overflows (from 1.8e19)."""
+    with np.errstate(over="ignore"):
+        found = float(np.dot(part, part))
+    if math.isinf(found):
+        wide = part.astype(np.float64)
+        found = float(np.dot(wide, wide))
+    return found
 
 
 def _blocks(array: np.ndarray) -> Iterator[np.ndarray]:

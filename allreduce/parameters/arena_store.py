@@ -7,6 +7,7 @@ Revisiting distributed synchronous SGD (2016), section 3.1.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from allreduce.devices.clipping import sum_of_squares
 from allreduce.errors import ShapeError, UnsupportedError
 from allreduce.optim.base import Optimizer
 from allreduce.parameters.partition import Part
@@ -204,7 +206,7 @@ class ArenaStore:
                 "synchronous updates clip by the norm of all gradients, of which each of "
                 f"{self._servers} servers has only a part: use one server, or clip_value"
             )
-        norm = float(np.sqrt(np.dot(sums, sums)))
+        norm = math.sqrt(sum_of_squares([sums]))
         return norm / limit if norm > limit * count > 0 else count
 
     def _apply(self, gradients: np.ndarray, count: float) -> None:

@@ -186,6 +186,16 @@ def test_the_norm_of_all_gradients_is_clipped(replicas: int, buckets: int | None
         ar.config.set_buckets(None)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_norm_whose_square_overflows_is_clipped(replicas: int) -> None:
+    huge = [np.float32(1e20) * each for each in GRADIENTS[0]]  # float32 ends at 3.4e38
+    norm = np.sqrt(sum(float((each.astype(np.float64) ** 2).sum()) for each in huge))
+    found = stepped(optim.SGD(1.0, clip_norm=0.5), [huge], replicas)
+    expected = stepped(optim.SGD(1.0), [[np.float32(0.5 / norm) * each for each in huge]])
+    for value, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_each_element_is_clipped_after_the_mean() -> None:
     found = stepped(optim.SGD(0.1, clip_value=0.3), GRADIENTS, 2)
     clipped = [[np.clip(g, -0.3, 0.3) for g in each] for each in GRADIENTS]

@@ -72,10 +72,11 @@ def test_a_share_of_an_update_that_others_have_left_is_dropped() -> None:
     np.testing.assert_array_equal(made.parameters, 0.0)
 
 
-def test_the_norm_of_a_synchronous_update_is_clipped_on_one_server_only() -> None:
+@pytest.mark.parametrize("gradient", [8.0, 1e20])  # whose square is more than float32 holds
+def test_the_norm_of_a_synchronous_update_is_clipped_on_one_server_only(gradient: float) -> None:
     made = store(ar.optim.SGD(1.0, clip_norm=1.0))
     before = made.parameters.copy()
-    made.contribute(np.full(made.part.size, 8.0, np.float32), 2.0, 0, share=0, of=1)
+    made.contribute(np.full(made.part.size, gradient, np.float32), 2.0, 0, share=0, of=1)
     assert np.linalg.norm(before - made.parameters) == pytest.approx(1.0)
     several = store(ar.optim.SGD(1.0, clip_norm=1.0), servers=2)
     with pytest.raises(UnsupportedError, match="use one server, or clip_value"):
