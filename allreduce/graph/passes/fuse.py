@@ -1,4 +1,4 @@
-"""Fuse chains of element-wise operations, with a product before or a sum after them."""
+"""Fuse chains of element-wise operations, with a product before them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from allreduce.graph.core.node import Graph, Node, Rewriter
 from allreduce.graph.core.op_table import lookup
-from allreduce.graph.ops.fused_ends import SUMS, Epilogue, Reduction
+from allreduce.graph.ops.fused_ends import Epilogue
 from allreduce.graph.ops.fusion import Chain, Link
 
 
@@ -16,16 +16,12 @@ def fuse(graph: Graph) -> Graph:
     """Fuse element-wise operations into their only reader on the same device.
 
     Fused operations have the shape of the chain's value, so nothing is computed twice; other inputs
-    broadcast to it. A product or convolution that only the chain reads is fused in front; a sum or
-    mean that alone reads the chain is fused behind, if there is no product.
+    broadcast to it. A product or convolution that only the chain reads is fused in front.
     """
     plan = _Plan(graph)
     rewriter = Rewriter(graph)
     for node in graph.nodes:
-        if node.id in plan.sums:
-            chain = plan.chains[plan.sums[node.id]]
-            _add(rewriter, node, "fused_sum", _reduction(graph, node, chain), _outside(chain))
-        elif node.id in plan.products:
+        if node.id in plan.products:
             product, chain = graph.nodes[plan.products[node.id]], plan.chains[node.id]
             inputs = [*product.inputs, *(i for i in _outside(chain) if i != product.id)]
             _add(rewriter, node, "fused_product", _epilogue(graph, product, chain), inputs)
@@ -45,14 +41,12 @@ class _Plan:
     Attributes:
         chains: The members of each chain, also of single nodes, by its last node.
         products: For chains after a product: the product.
-        sums: For sums: the chain that they reduce.
         joined: The nodes that are computed inside another one.
     """
 
     graph: Graph
     chains: dict[int, list[Node]] = field(default_factory=dict)
     products: dict[int, int] = field(default_factory=dict)
-    sums: dict[int, int] = field(default_factory=dict)
     joined: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -68,8 +62,6 @@ class _Plan:
                 self.chains.setdefault(heads[node.id], []).append(node)
         for value, members in self.chains.items():
             self._find_product(value, members, only)
-            if value not in self.products and value in only:
-                self._find_sum(value, nodes[only[value]])
         self.joined |= {i for i, head in heads.items() if i != head}
 
     def _heads(self, only: dict[int, int]) -> dict[int, int]:
@@ -95,15 +87,6 @@ class _Plan:
                 self.products[value] = i
                 self.joined.add(i)
                 return
-
-    def _find_sum(self, value: int, reader: Node) -> None:
-        node = self.graph.nodes[value]
-        # Halves would lose digits where the pieces' sums are added up.
-        wide = node.spec.dtype.kind == "f" and node.spec.dtype.itemsize >= 4
-        beside = reader.device == node.device and not reader.control
-        if reader.op in SUMS and wide and beside and node.spec.ndim:
-            self.sums[reader.id] = value
-            self.joined.add(value)
 
 
 def _is_fusible(node: Node) -> bool:
@@ -140,19 +123,6 @@ def _epilogue(graph: Graph, product: Node, members: Sequence[Node]) -> dict[str,
     reads = len(product.inputs)
     fused = Epilogue(product.op, product.attrs, reads, product.spec.dtype, chain)
     return {"chain": fused}
-
-
-def _reduction(graph: Graph, node: Node, members: Sequence[Node]) -> dict[str, Any]:
-    spec = members[-1].spec
-    if node.op == "sum_to":
-        leading = spec.ndim - node.spec.ndim
-        shape = (1,) * leading + node.spec.shape
-        axes = tuple(i for i, size in enumerate(shape) if size == 1 and size != spec.shape[i])
-        axes = tuple(sorted({*range(leading), *axes}))
-    else:
-        axes = node.attrs["axes"]
-    chain = _chain(graph, members, _outside(members))
-    return {"chain": Reduction(chain, node.op, node.attrs, axes, spec.dtype)}
 
 
 def _add(

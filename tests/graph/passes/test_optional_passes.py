@@ -166,34 +166,6 @@ def test_products_take_what_follows_them_along(batch: int) -> None:
     assert joined.count("matmul") + joined.count("conv2d") == 2  # the gradients of x and w
 
 
-SUMS: dict[str, tuple[Any, int]] = {
-    "all": (lambda y: ops.sum(y), 1),
-    "rows": (lambda y: ops.sum(y, axis=0), 1),
-    "columns": (lambda y: ops.sum(y, axis=-1), 1),
-    "kept": (lambda y: ops.mean(y, axis=(0, 2), keepdims=True), 1),
-    "columns' mean": (lambda y: ops.mean(y, axis=(1, 2), keepdims=True), 1),
-    "mean": (lambda y: ops.mean(y), 1),
-    "to a row": (lambda y: ops.sum_to(y, (7,)), 1),
-    "to a column": (lambda y: ops.sum_to(y, (5, 1)), 1),
-    "to columns": (lambda y: ops.sum_to(y, (y.shape[0], 1, 7)), 1),
-    "largest": (lambda y: ops.max(y, axis=-1), 0),
-    "read twice": (lambda y: ops.sum(y) + ops.exp(y), 0),
-}
-
-
-@pytest.mark.parametrize("name", SUMS)
-@pytest.mark.parametrize("batch", [0, 1, 3, 2000])
-def test_sums_take_what_is_before_them_along(name: str, batch: int) -> None:
-    add, count = SUMS[name]
-
-    def traced(x: Tensor, row: Tensor) -> list[Tensor]:
-        return [add(ops.square(x - row) * 0.5 + ops.sin(row))]
-
-    generator = np.random.default_rng(1)
-    feeds = [generator.normal(size=(batch, 5, 7)), generator.normal(size=(7,))]
-    assert _compared(traced, feeds, batch).count("fused_sum") == count
-
-
 def test_what_is_fetched_or_elsewhere_is_not_joined() -> None:
     def traced(x: Tensor) -> list[Tensor]:
         y = ops.exp(x)
