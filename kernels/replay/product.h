@@ -22,13 +22,11 @@ class Product {
   // not take.
   static std::optional<Product> of(const Matrix& out, const Matrix& a, const Matrix& b);
 
-  // The first `rows` of the result; all of `b`.
-  void run(T* out, const T* a, const T* b, std::int64_t rows) const {
-    blas<T>().gemm(Order::rows, transpose_a_, transpose_b_, rows, columns_, inner_, T(1), a,
+  void run(T* out, const T* a, const T* b) const {
+    blas<T>().gemm(Order::rows, transpose_a_, transpose_b_, rows_, columns_, inner_, T(1), a,
                    lead_a_, b, lead_b_, T(0), out, lead_out_);
   }
 
-  std::int64_t rows() const { return rows_; }
   std::size_t work() const { return static_cast<std::size_t>(rows_ * columns_ * inner_); }
 
  private:

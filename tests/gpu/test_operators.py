@@ -177,7 +177,7 @@ def test_a_kernel_that_does_not_compile_is_named_with_its_line(
 
 def test_all_operators_have_a_kernel() -> None:
     # Which passes make on CPUs only, and rows of tables on parameter servers.
-    of_cpus = ("fused", "fused_product", "lookup_rows", "keep_row_gradients")
+    of_cpus = ("fused", "lookup_rows", "keep_row_gradients")
     for name in op_table.names():
         op = op_table.lookup(name)
         assert op.runs_on("GPU") or op.host or op.users or name in of_cpus, name

@@ -51,8 +51,6 @@ class Op:
             to it, so that the kernel can be given parts.
         in_place: Whether the output may be an input of the same shape and dtype: the kernel reads
             all that it needs of an element before it writes there.
-        by_rows: Whether each output row depends only on the same row of the first input, so that
-            the kernel can be given some of the rows of both.
         is_product: Whether it adds up products of its inputs, which mixed precision shortens.
         host: Whether it always runs on a CPU, such as operations with input or output.
         cuda: A user's GPU kernel; the library's are in tables of the kinds of devices.
@@ -67,7 +65,6 @@ class Op:
     view: View | None = None
     elementwise: bool = False
     in_place: bool = False
-    by_rows: bool = False
     is_product: bool = False
     host: bool = False
     cuda: Kernel | None = None

@@ -15,7 +15,6 @@ from allreduce import _native
 from allreduce._native import Replay
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.op_table import lookup
-from allreduce.graph.ops.fused_ends import Epilogue
 
 Arrays = Sequence[np.ndarray]
 Add = Callable[[Replay, Node, np.ndarray, Arrays], bool]
@@ -37,15 +36,6 @@ def _link(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
 def _fused(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
     chain = node.attrs["chain"].native
     return chain is not None and replay.add_chain(chain, out, list(inputs))
-
-
-def _fused_product(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
-    fused: Epilogue = node.attrs["chain"]
-    if fused.op != "matmul" or fused.chain.native is None or not len(out):
-        return False
-    a, b, *rest = inputs
-    rows, in_place = fused.rows_of_piece(out), fused.is_in_place(out)
-    return replay.add_epilogue(fused.chain.native, out, a, b, rest, rows, in_place)
 
 
 def _matmul(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
@@ -105,7 +95,6 @@ _ROWS = _native.row_operators()
 
 _ADD: dict[str, Add] = {
     "fused": _fused,
-    "fused_product": _fused_product,
     "matmul": _matmul,
     "sum_to": _sum_to,
     "broadcast_to": _copy,

@@ -109,10 +109,10 @@ def _blocks(
     rows = max(1, BLOCK_BYTES * len(out) // out.nbytes)
     for first in range(0, len(out), rows):
         here = slice(first, first + rows)
-        yield out[here], [part(x, out.ndim, here) for x in inputs]
+        yield out[here], [_part(x, out.ndim, here) for x in inputs]
 
 
-def part(x: np.ndarray, ndim: int, rows: slice) -> np.ndarray:
+def _part(x: np.ndarray, ndim: int, rows: slice) -> np.ndarray:
     """Return the part of an input that broadcasts to some rows of the result."""
     return x[rows] if x.ndim == ndim and x.shape[0] != 1 else x
 

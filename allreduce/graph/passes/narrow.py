@@ -11,8 +11,7 @@ def narrow(graph: Graph) -> Graph:
     """Apply a rectifier's gradient before that of max-pooling instead of after it.
 
     A window's gradient goes to a pixel that has the window's value, so the rectifier's gradient can
-    test the value instead of the pixel. It then handles fewer elements, and can be fused with the
-    convolution or product that computes them. Results have the same bits.
+    test the value instead of the pixel. It then handles fewer elements. Results have the same bits.
     """
     consumers = graph.consumers()
     kept = {*graph.outputs, *graph.effects, *(i for node in graph.nodes for i in node.control)}

@@ -83,8 +83,6 @@ class PythonReplay {
   bool add_chain(nb::handle chain, nb::handle out, const nb::list& inputs);
   bool add_copy(nb::handle out, nb::handle value);
   bool add_product(nb::handle out, nb::handle a, nb::handle b);
-  bool add_epilogue(nb::handle chain, nb::handle out, nb::handle a, nb::handle b,
-                    const nb::list& rest, std::int64_t rows, bool in_place);
   bool add_column_sums(nb::handle out, nb::handle x);
   bool add_constant(nb::handle out, nb::handle value);
   // A row operator, by its name in kernels/cpu/nn/tensor_kernels.cpp.

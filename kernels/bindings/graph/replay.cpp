@@ -160,8 +160,6 @@ void bind_replay(nb::module_& m) {
            nb::arg("inputs"))
       .def("add_copy", &PythonReplay::add_copy, nb::arg("out"), nb::arg("value"))
       .def("add_product", &PythonReplay::add_product, nb::arg("out"), nb::arg("a"), nb::arg("b"))
-      .def("add_epilogue", &PythonReplay::add_epilogue, nb::arg("chain"), nb::arg("out"),
-           nb::arg("a"), nb::arg("b"), nb::arg("rest"), nb::arg("rows"), nb::arg("in_place"))
       .def("add_column_sums", &PythonReplay::add_column_sums, nb::arg("out"), nb::arg("x"))
       .def("add_constant", &PythonReplay::add_constant, nb::arg("out"), nb::arg("value"))
       .def("add_rows", &PythonReplay::add_rows, nb::arg("name"), nb::arg("out"), nb::arg("inputs"),

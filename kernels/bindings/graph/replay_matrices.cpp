@@ -1,14 +1,10 @@
 // Tasks on matrices: products and sums of rows.
 #include <algorithm>
 #include <array>
-#include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
-#include "bindings/graph/chain.h"
 #include "bindings/graph/python_replay.h"
-#include "bindings/graph/tensor.h"
 #include "replay/product.h"
 
 namespace allreduce {
@@ -65,39 +61,6 @@ std::array<std::ptrdiff_t, 3> offsets_of(const Axes& axes, std::size_t i) {
   return found;
 }
 
-// A matrix, or what there is one of for all rows, whose `down` is 0 bytes from row to row.
-struct Row {
-  Place place;
-  std::ptrdiff_t down;
-
-  char* at(std::int64_t row, const Bases& bases) const { return place.in(bases) + row * down; }
-};
-
-// Binds a chain to some rows of its inputs; only their strides count. The first is a product.
-std::optional<BoundChain> bound_to_rows(const Chain& chain, npy_intp* shape, npy_intp* strides,
-                                        PyArrayObject* like, const Arrays& rest,
-                                        const std::vector<Row>& rows) {
-  std::vector<nb::object> owners;
-  Arrays inputs;
-  const auto view = [&](npy_intp* shape, npy_intp* strides, PyArrayObject* like) {
-    PyArray_Descr* type = PyArray_DESCR(like);
-    Py_INCREF(type);
-    owners.push_back(nb::steal(PyArray_NewFromDescr(&PyArray_Type, type, 2, shape, strides,
-                                                    PyArray_DATA(like), 0, nullptr)));
-    inputs.push_back(as_array(owners.back()));
-  };
-  view(shape, strides, like);
-  for (std::size_t i = 0; i < rest.size(); ++i) {
-    if (!rows[i].down) {
-      inputs.push_back(rest[i]);
-      continue;
-    }
-    npy_intp own[2] = {shape[0], PyArray_DIM(rest[i], 1)};
-    view(own, PyArray_STRIDES(rest[i]), rest[i]);
-  }
-  return bound_to(chain, 2, shape, inputs.data());
-}
-
 }  // namespace
 
 bool PythonReplay::add_product(nb::handle out, nb::handle a, nb::handle b) {
@@ -128,71 +91,10 @@ bool PythonReplay::add_product(nb::handle out, nb::handle a, nb::handle b) {
                     const auto [at, first, second] = offsets_of(axes, i);
                     product.run(reinterpret_cast<T*>(made.in(bases) + at),
                                 reinterpret_cast<const T*>(from + first),
-                                reinterpret_cast<const T*>(by + second), product.rows());
+                                reinterpret_cast<const T*>(by + second));
                   }
                   return true;
                 });
-    return true;
-  });
-}
-
-bool PythonReplay::add_epilogue(nb::handle chain, nb::handle out, nb::handle a, nb::handle b,
-                                const nb::list& rest, std::int64_t rows, bool in_place) {
-  const Chain& behind = chain_of(chain);
-  PyArrayObject *to = as_array(out), *left = as_array(a), *right = as_array(b);
-  if (PyArray_NDIM(to) != 2 || PyArray_NDIM(left) != 2 || PyArray_NDIM(right) != 2) return false;
-  const Arrays others = arrays_of(rest);
-  bool fits = behind.inputs.size() == others.size() + 1 && !is_one(left, right) &&
-              is_contiguous(to) && scalar_of(PyArray_TYPE(to)) == behind.ops.back().out;
-  for (std::size_t i = 0; fits && i < others.size(); ++i)
-    fits = array_of(reinterpret_cast<PyObject*>(others[i]), behind.inputs[i + 1]) != nullptr;
-  const npy_intp all = PyArray_DIM(to, 0);
-  rows = std::min<std::int64_t>(rows, all);
-  // A single row is a vector, which goes another way.
-  if (!fits || rows < 2 || all % rows == 1) return false;
-  return for_floats(left, [&](auto zero) {
-    using T = decltype(zero);
-    const Scalar type = sizeof(T) == 4 ? Scalar::float32 : Scalar::float64;
-    if (!is_of<T>(right) || behind.inputs[0] != type || (in_place && !is_of<T>(to))) return false;
-    const npy_intp columns = PyArray_DIM(to, 1);
-    const auto size = static_cast<std::ptrdiff_t>(sizeof(T));
-    const auto product =
-        Product<T>::of({all, columns, columns * size, size}, matrix_of(left), matrix_of(right));
-    if (!product) return false;
-    std::vector<Row> inputs;
-    for (PyArrayObject* each : others) {
-      const bool has_rows = PyArray_NDIM(each) == 2 && PyArray_DIM(each, 0) != 1;
-      inputs.push_back({place(each), has_rows ? PyArray_STRIDE(each, 0) : 0});
-    }
-    const auto bound = [&](npy_intp count) {
-      npy_intp shape[2] = {count, columns}, strides[2] = {columns * size, size};
-      return bound_to_rows(behind, shape, strides, left, others, inputs);
-    };
-    const npy_intp left_over = all % rows;
-    const std::optional<BoundChain> whole = bound(rows), last = bound(left_over ? left_over : rows);
-    if (!whole || !last) return false;
-    // The product goes where the result does with `in_place`, else to memory of its own.
-    std::shared_ptr<T[]> buffer;
-    if (!in_place) buffer.reset(new T[static_cast<std::size_t>(rows * columns)]);
-    const Row made{place(to), PyArray_STRIDE(to, 0)}, from{place(left), PyArray_STRIDE(left, 0)};
-    const std::size_t work =
-        product->work() + static_cast<std::size_t>(all * columns) * behind.ops.size();
-    replay_.add(work, [=, product = *product, by = place(right)](const Bases& bases) {
-      if (from.place.in(bases) == by.in(bases)) return false;
-      const char* addresses[kMaxInputs];
-      for (std::int64_t first = 0; first < all; first += rows) {
-        const std::int64_t count = std::min<std::int64_t>(rows, all - first);
-        char* const here = made.at(first, bases);
-        T* const multiplied = buffer ? buffer.get() : reinterpret_cast<T*>(here);
-        product.run(multiplied, reinterpret_cast<const T*>(from.at(first, bases)),
-                    by.in<const T>(bases), count);
-        addresses[0] = reinterpret_cast<const char*>(multiplied);
-        for (std::size_t i = 0; i < inputs.size(); ++i)
-          addresses[i + 1] = inputs[i].at(first, bases);
-        (count == rows ? whole : last)->run(here, addresses);
-      }
-      return true;
-    });
     return true;
   });
 }

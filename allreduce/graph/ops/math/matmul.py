@@ -105,6 +105,4 @@ def _is_swapped(x: Tensor) -> bool:
     return node.op == "transpose" and node.attrs["axes"] == (*leading, x.ndim - 1, x.ndim - 2)
 
 
-register(
-    "matmul", _matmul_shape, _matmul, _matmul_gradient, by_rows=True, is_product=True
-)  # by rows with two axes
+register("matmul", _matmul_shape, _matmul, _matmul_gradient, is_product=True)

@@ -209,7 +209,7 @@ def _without_shape(attrs: Attrs) -> dict[str, Any]:
 
 
 # Each is linear in either input, so that their gradients are one another.
-register("conv2d", _shape, _conv2d, _conv2d_gradient, by_rows=True, is_product=True)
+register("conv2d", _shape, _conv2d, _conv2d_gradient, is_product=True)
 register(
     "conv2d_images",
     given_shape,
@@ -218,7 +218,6 @@ register(
         apply("conv2d", dy, x[1], **_without_shape(attrs)),
         apply("conv2d_kernel", dy, x[0], **{**attrs, "shape": x[1].shape}),
     ],
-    by_rows=True,
     is_product=True,
 )
 register(
