@@ -23,10 +23,10 @@ from allreduce.graph.core.spec import show
 from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.accumulation import Accumulation
 from allreduce.graph.update.sharded_update import (
-    GatheredSlots,
     agree_to_shard,
     gather_slots,
     joined_slots,
+    mapped_slots,
     maps_slots,
     sharded_slots_error,
 )
@@ -109,12 +109,12 @@ class ArenaPlan:
         for arena, sums in zip(self.arenas, made, strict=True):
             arena.sums = sums
 
-    def _meet(self, host: LocalReplicas) -> GatheredSlots | None:
+    def _meet(self, host: LocalReplicas) -> list[dict[str, np.ndarray]] | None:
         """Map the slots of all replicas, if their memory can be mapped."""
         communicator = host.replicas[0].communicator
         if not self._maps_slots or communicator is None:
             return None
-        return GatheredSlots(communicator, self.arenas[0])
+        return mapped_slots(communicator, self.arenas[0])
 
     def check(self) -> None:
         """Check the optimizer's settings before the next update.
@@ -164,11 +164,11 @@ class ArenaPlan:
         """Copy all members' slots as of the latest update."""
         first, buckets = self.arenas[0], self._sharded_buckets()
         if self._gathered is not None:
-            return self._gathered.whole(first, self.layout, buckets)
+            return joined_slots(first, self._gathered, buckets)
         if buckets and not self._is_whole:
             if len(self.arenas) < self._replicas:
                 raise sharded_slots_error()
-            return joined_slots(self.arenas, buckets)
+            return joined_slots(first, [arena.slots for arena in self.arenas], buckets)
         return {name: read(array) for name, array in first.slots.items()}
 
     def _sharded_buckets(self) -> list[Bucket]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -92,39 +92,17 @@ def _is_of_its_update(rule: UpdateRule) -> bool:
     return native <= update and "update" not in getattr(rule, "__dict__", ())
 
 
-class GatheredSlots:
-    """The slots of all members, in memory that all of them map.
+def mapped_slots(communicator: Communicator, arena: Arena) -> list[dict[str, np.ndarray]]:
+    """Return the slots of each member, in memory that all of them map.
 
-    Of a sharded bucket, each member's slots are valid in its own slice only. Reading the others'
-    slices needs no communication: they change only in a step's updates, each of which waits for
-    this member. The memory stays mapped after members or the communicator have ended.
-
-    Args:
-        communicator: The replicas' communicator.
-        arena: This member's arena.
+    Reading the other members' slots needs no communication: they change only in a step's updates,
+    each of which waits for this member. The memory stays mapped after members or the communicator
+    have ended.
     """
-
-    def __init__(self, communicator: Communicator, arena: Arena) -> None:
-        self._slots = [
-            {name: part_of(communicator, own, member) for name, own in arena.slots.items()}
-            for member in range(communicator.size)
-        ]
-
-    def whole(self, own: Arena, layout: Layout, buckets: Sequence[Bucket]) -> dict[str, np.ndarray]:
-        """Copy the slots, with each member's slices of sharded buckets.
-
-        Args:
-            own: This member's arena, for the other buckets.
-            layout: The arenas' layout.
-            buckets: The sharded buckets.
-        """
-        found = {name: array.copy() for name, array in own.slots.items()}
-        for bucket in buckets:
-            for member, slots in enumerate(self._slots):
-                part = slice_of(bucket, layout, len(self._slots), member)
-                for name, array in slots.items():
-                    found[name][part] = array[part]
-        return found
+    return [
+        {name: part_of(communicator, own, member) for name, own in arena.slots.items()}
+        for member in range(communicator.size)
+    ]
 
 
 class Slices:
@@ -184,12 +162,20 @@ def gather_slots(communicator: Communicator, arena: Arena, buckets: Sequence[Buc
             communicator.all_gather(array[slices.own], counts=slices.counts, out=out)
 
 
-def joined_slots(arenas: Sequence[Arena], buckets: Sequence[Bucket]) -> dict[str, np.ndarray]:
-    """Copy the slots of all members, if all are in this process."""
-    found = {name: array.copy() for name, array in arenas[0].slots.items()}
+def joined_slots(
+    own: Arena, members: Sequence[Mapping[str, np.ndarray]], buckets: Sequence[Bucket]
+) -> dict[str, np.ndarray]:
+    """Copy the slots, with each member's slices of sharded buckets, where only they are valid.
+
+    Args:
+        own: This member's arena, for the other buckets.
+        members: The slots of each member.
+        buckets: The sharded buckets.
+    """
+    found = {name: array.copy() for name, array in own.slots.items()}
     for bucket in buckets:
-        for member, arena in enumerate(arenas):
-            part = slice_of(bucket, arena.layout, len(arenas), member)
-            for name, array in arena.slots.items():
+        for member, slots in enumerate(members):
+            part = slice_of(bucket, own.layout, len(members), member)
+            for name, array in slots.items():
                 found[name][part] = array[part]
     return found
