@@ -201,17 +201,12 @@ def _sums(frame: Frame, node: Node) -> Iterator[tuple[str, np.ndarray]]:
 
 def check_parameters(frame: Frame, node: Node) -> None:
     """Raise an error if parameters are not finite after an update."""
-    for name, gradient, parameters in _variables(frame, node):
-        what = f"the update of {name!r}"
-        numerics.check(what, node.source, parameters, [gradient], _when(frame))
-
-
-def _variables(frame: Frame, node: Node) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield the name, gradient and value of each variable of a bucket."""
     arena, bucket = frame.arena(node), node.attrs["bucket"]
     for place in range(bucket.first, bucket.last):
-        name = arena.layout.spans[place].name
-        yield name, arena.view(arena.gradients, place), arena.view(arena.parameters, place)
+        what = f"the update of {arena.layout.spans[place].name!r}"
+        parameters = arena.view(arena.parameters, place)
+        gradient = arena.view(arena.gradients, place)
+        numerics.check(what, node.source, parameters, [gradient], _when(frame))
 
 
 def _when(frame: Frame) -> str:
