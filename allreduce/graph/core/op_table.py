@@ -32,7 +32,7 @@ Gradient = Callable[[Any, Any, Sequence[Any], Attrs], Sequence[Any]]
 Kind = Literal["compute", "source", "effect", "collective", "transfer", "loop"]
 
 
-_NATIVE = (np.dtype(np.float32), np.dtype(np.float64))
+NATIVE = (np.dtype(np.float32), np.dtype(np.float64))  # the dtypes of native kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Op:
 
 def is_native(*arrays: np.ndarray) -> bool:
     """Return whether native kernels accept such arrays, if they are contiguous."""
-    return arrays[0].dtype in _NATIVE and all(each.size for each in arrays)
+    return arrays[0].dtype in NATIVE and all(each.size for each in arrays)
 
 
 def located(error: UsageError, name: str, line: str, part: str) -> UsageError:

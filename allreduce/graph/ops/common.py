@@ -11,7 +11,7 @@ import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core.numpy_calls import OPERATOR_OF
-from allreduce.graph.core.op_table import Attrs, Gradient, Kernel, ShapeRule, register
+from allreduce.graph.core.op_table import NATIVE, Attrs, Gradient, Kernel, ShapeRule, register
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import (
     BATCH,
@@ -246,7 +246,7 @@ def through_float32(kernel: Kernel) -> Kernel:
     """
 
     def converting(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
-        if out.dtype in _NATIVE:
+        if out.dtype in NATIVE:
             kernel(out, [np.asarray(x, order="C") for x in inputs], attrs)
             return
         wide = [
@@ -257,6 +257,3 @@ def through_float32(kernel: Kernel) -> Kernel:
         np.copyto(out, result, casting="unsafe")
 
     return converting
-
-
-_NATIVE = (np.dtype(np.float32), np.dtype(np.float64))

@@ -1,4 +1,4 @@
-"""Pooling of images: native for float32 and float64, else tap by tap."""
+"""Pooling of images."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from allreduce import _native
 from allreduce.errors import ShapeError
-from allreduce.graph.core.op_table import Attrs, is_native, register
+from allreduce.graph.core.op_table import Attrs, register
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import Spec, show
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops.array.windows import Pair, Windows, windows_on, windows_shape
-from allreduce.graph.ops.common import as_floats, given_shape, zeros_like
+from allreduce.graph.ops.common import as_floats, given_shape, through_float32, zeros_like
 from allreduce.graph.ops.math.reduce import counting, mean
 from allreduce.graph.ops.math.reduce import max as largest
 from allreduce.graph.trace.dispatch import apply, as_tensor
@@ -102,32 +102,17 @@ def _shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
     return pooled
 
 
+@through_float32
 def _max(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
-    windows: Windows = attrs["windows"]
-    if is_native(*inputs, out):
-        _native.max_pool2d(out, np.ascontiguousarray(inputs[0]), windows.numbers)
-        return
-    wide = windows.pad(inputs[0], -np.inf)
-    out.fill(-np.inf)
-    for _, _, place in windows.taps(out.shape[1:3]):
-        np.maximum(out, wide[place], out=out)
+    if out.size:
+        _native.max_pool2d(out, inputs[0], attrs["windows"].numbers)
 
 
+@through_float32
 def _max_gradient(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     dy, x, y = inputs
-    windows: Windows = attrs["windows"]
-    if is_native(*inputs):
-        dy, x, y = map(np.ascontiguousarray, inputs)
-        _native.max_pool2d_gradient(out, dy, x, y, windows.numbers)
-        return
-    wide = windows.pad(x, -np.inf)
-    result = np.zeros_like(wide, dtype=out.dtype)
-    left = np.ones(dy.shape, bool)  # whose gradient has not been given yet
-    for _, _, place in windows.taps(dy.shape[1:3]):
-        here = (wide[place] == y) & left
-        result[place] += np.where(here, dy, 0)
-        left &= ~here
-    out[...] = windows.inside(result, x.shape[1:3])
+    if out.size:
+        _native.max_pool2d_gradient(out, dy, x, y, attrs["windows"].numbers)
 
 
 def _chosen(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from allreduce import _native
 from allreduce.errors import ShapeError
-from allreduce.graph.core.op_table import Attrs, Kernel, is_native, register
+from allreduce.graph.core.op_table import Attrs, register
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.tensor import Tensor, TracedTensor
 from allreduce.graph.ops.arguments import as_axis
-from allreduce.graph.ops.common import as_floats, floats_only, same_spec, swap_axes
+from allreduce.graph.ops.common import as_floats, floats_only, same_spec, swap_axes, through_float32
 from allreduce.graph.trace.dispatch import apply
 from allreduce.graph.trace.trace import current_trace
 
@@ -50,32 +50,19 @@ def _along(name: str, x: Any, axis: int) -> Tensor:
     return swap_axes(apply(name, swap_axes(tensor, at, last)), at, last)
 
 
-def _shifted(out: np.ndarray, x: np.ndarray) -> None:
-    """Write `x` less its largest along the last axis, so that no exponential overflows."""
-    np.subtract(x, np.maximum.reduce(x, axis=-1, keepdims=True), out=out)
+@through_float32
+def _softmax(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+    if out.size:
+        _native.run_rows("softmax", out, inputs)
 
 
-def _unless_empty(kernel: Callable[[np.ndarray, np.ndarray], None]) -> Kernel:
-    def guarded(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
-        if out.size:
-            kernel(out, inputs[0])
-
-    return guarded
-
-
-def _softmax(out: np.ndarray, x: np.ndarray) -> None:
-    if is_native(x):
-        _native.run_rows("softmax", out, [np.ascontiguousarray(x)])
-        return
-    _shifted(out, x)
-    np.exp(out, out=out)
-    np.divide(out, np.add.reduce(out, axis=-1, keepdims=True), out=out)
-
-
-def _log_softmax(out: np.ndarray, x: np.ndarray) -> None:
-    _shifted(out, x)
-    total = np.add.reduce(np.exp(out), axis=-1, keepdims=True)
-    np.subtract(out, np.log(total, out=total), out=out)
+def _log_softmax(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+    (x,) = inputs
+    if out.size:
+        # Less the largest, so that no exponential overflows.
+        np.subtract(x, np.maximum.reduce(x, axis=-1, keepdims=True), out=out)
+        total = np.add.reduce(np.exp(out), axis=-1, keepdims=True)
+        np.subtract(out, np.log(total, out=total), out=out)
 
 
 def _row_sum(x: Tensor) -> Tensor:
@@ -85,12 +72,12 @@ def _row_sum(x: Tensor) -> Tensor:
 register(
     "softmax",
     floats_only(same_spec),
-    _unless_empty(_softmax),
+    _softmax,
     lambda dy, y, x, attrs: [y * (dy - _row_sum(dy * y))],
 )
 register(
     "log_softmax",
     floats_only(same_spec),
-    _unless_empty(_log_softmax),
+    _log_softmax,
     lambda dy, y, x, attrs: [dy - apply("exp", y) * _row_sum(dy)],
 )
