@@ -10,10 +10,9 @@ from allreduce.graph.ops.custom import register_op
 from allreduce.graph.replicate.function import Function, function
 from allreduce.graph.replicate.owner import current_replicator, default_replicator, scope_of
 from allreduce.graph.replicate.replicator import Replicator
-from allreduce.graph.trace.colocation import colocate_with
 from allreduce.graph.trace.per_replica import PerReplica
 from allreduce.graph.trace.printing import print_values as print
-from allreduce.graph.trace.variable import Variable
+from allreduce.graph.trace.variable import Variable, colocate_with
 from allreduce.graph.update.arenas import (
     consolidate,
     finish_update,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -11,7 +12,7 @@ from allreduce.devices import DeviceName, as_array, lookup, owner, read, write
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core.naming import unique_name
 from allreduce.graph.core.node import Node
-from allreduce.graph.core.scope import choose, users_line
+from allreduce.graph.core.scope import SameDeviceAs, choose, users_line, within
 from allreduce.graph.core.spec import Spec, show
 from allreduce.graph.core.tensor import ConcreteTensor, Operators, Tensor, TracedTensor, call
 from allreduce.graph.placement.device_map import DeviceMap
@@ -216,6 +217,30 @@ class Variable(Operators):
 
     def __repr__(self) -> str:
         return f"<variable {self.name!r} {self.spec}>"
+
+
+def colocate_with(value: Tensor | Variable) -> AbstractContextManager[None]:
+    """Place the operators that the block calls on the device of a tensor or a variable.
+
+    It takes the place of the `ar.device` scopes around it; one inside of it wins.
+
+    Raises:
+        UsageError: It is neither, or a tensor of another traced function.
+    """
+    if not isinstance(value, Tensor | Variable):
+        raise UsageError(
+            f"{users_line()}: colocate_with takes a tensor or a variable, not {value!r:.60}"
+        )
+    tensor = value.__tensor__() if isinstance(value, Variable) else value
+    if isinstance(tensor, TracedTensor):
+        if tensor.trace is not current_trace():
+            raise UsageError(
+                f"{users_line()}: colocate_with got a tensor of another traced function, or of one "
+                "whose trace has ended"
+            )
+        return within(SameDeviceAs(id(tensor.trace), tensor.id))
+    assert isinstance(tensor, ConcreteTensor)
+    return within(tensor.device)
 
 
 def _is_remote(asked: DeviceName, places: DeviceMap) -> bool:
