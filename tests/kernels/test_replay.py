@@ -140,7 +140,7 @@ def test_a_task_that_refuses_its_input_says_which_it_was() -> None:
     labels, logits = np.array([0, 2, 1]), _normal((3, 3), "float32")
     out = np.empty(3, "float32")
     replay = _native.Replay([labels], [])
-    assert replay.add_constant(np.empty(1), np.zeros(1))
+    assert replay.add_copy(np.empty(1), np.zeros(1))
     assert replay.add_rows("sparse_softmax_cross_entropy", out, [labels, logits], [])
     _once(replay, [labels])
     assert replay.begin([np.array([0, 3, 1])])

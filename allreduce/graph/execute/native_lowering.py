@@ -69,7 +69,7 @@ def _size(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
     value, kernel = np.empty_like(out), lookup(node.op).cpu
     assert kernel is not None, node
     kernel(value, inputs, node.attrs)
-    return replay.add_constant(out, value)
+    return replay.add_copy(out, value)
 
 
 def _fill(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:

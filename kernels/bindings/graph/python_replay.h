@@ -84,7 +84,6 @@ class PythonReplay {
   bool add_copy(nb::handle out, nb::handle value);
   bool add_product(nb::handle out, nb::handle a, nb::handle b);
   bool add_column_sums(nb::handle out, nb::handle x);
-  bool add_constant(nb::handle out, nb::handle value);
   // A row operator, by its name in kernels/cpu/nn/tensor_kernels.cpp.
   bool add_rows(const std::string& name, nb::handle out, const nb::list& inputs,
                 const nb::list& numbers);

@@ -2,7 +2,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstring>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -119,18 +118,6 @@ bool PythonReplay::add_copy(nb::handle out, nb::handle value) {
   return bind_chain_task(chain, to, {from});
 }
 
-bool PythonReplay::add_constant(nb::handle out, nb::handle value) {
-  PyArrayObject *to = as_array(out), *from = as_array(value);
-  if (!is_contiguous(to) || !is_contiguous(from) || PyArray_NBYTES(to) != PyArray_NBYTES(from))
-    return false;
-  const std::vector<char> bytes(PyArray_BYTES(from), PyArray_BYTES(from) + PyArray_NBYTES(from));
-  replay_.add(bytes.size(), [bytes, there = place(to)](const Bases& bases) {
-    std::memcpy(there.in(bases), bytes.data(), bytes.size());
-    return true;
-  });
-  return true;
-}
-
 bool PythonReplay::add_rows(const std::string& name, nb::handle out, const nb::list& inputs,
                             const nb::list& numbers) {
   PyArrayObject* to = as_array(out);
@@ -161,7 +148,6 @@ void bind_replay(nb::module_& m) {
       .def("add_copy", &PythonReplay::add_copy, nb::arg("out"), nb::arg("value"))
       .def("add_product", &PythonReplay::add_product, nb::arg("out"), nb::arg("a"), nb::arg("b"))
       .def("add_column_sums", &PythonReplay::add_column_sums, nb::arg("out"), nb::arg("x"))
-      .def("add_constant", &PythonReplay::add_constant, nb::arg("out"), nb::arg("value"))
       .def("add_rows", &PythonReplay::add_rows, nb::arg("name"), nb::arg("out"), nb::arg("inputs"),
            nb::arg("numbers"));
   m.def("find_blas", &find_blas, nb::arg("module"));
