@@ -24,10 +24,6 @@ using Numbers = std::array<std::size_t, 10>;
 
 constexpr std::size_t kAlignment = 64;
 
-void require(bool holds) {
-  if (!holds) throw nb::value_error("arrays whose sizes do not fit each other");
-}
-
 // The least length of a padded image's side for that number of windows.
 std::size_t reach(std::size_t count, std::size_t stride, std::size_t size, std::size_t gap) {
   return (count - 1) * stride + (size - 1) * gap + 1;

@@ -17,10 +17,6 @@ template <class T>
 using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Places = List<const std::int64_t>;
 
-void require(bool holds) {
-  if (!holds) throw nb::value_error("arrays whose sizes do not fit each other");
-}
-
 // `grouped` has a row for each group, `whole` one for each number.
 template <class Grouped, class Whole>
 RowGroups groups_of(const Places& starts, const Places& order, const Grouped& grouped,

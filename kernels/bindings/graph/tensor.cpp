@@ -62,12 +62,6 @@ nb::dict row_operators() {
 }
 
 template <class T>
-T only_element(const Array<const T>& array) {
-  same_size(array.size(), std::size_t{1});
-  return *array.data();
-}
-
-template <class T>
 void bind_optimizers(nb::module_& m) {
   m.def(
       "apply_rule",
@@ -82,16 +76,12 @@ void bind_optimizers(nb::module_& m) {
           at[i] = slots[i].data();
         }
         RuleStep<T> step(numbers);
-        step.numbers[0] = only_element<T>(count);
+        same_size(count.size(), std::size_t{1});
+        step.numbers[0] = *count.data();
         unlocked(n, [&] { run(value.data(), gradient.data(), at, step.numbers, n); });
       },
       nb::arg("rule"), "value"_array, "gradient"_array, nb::arg("slots"), "count"_array,
       nb::arg("numbers"));
-}
-
-template <class T>
-void bind_all(nb::module_& m) {
-  bind_optimizers<T>(m);
 }
 
 }  // namespace
@@ -100,8 +90,8 @@ void bind_tensor(nb::module_& m) {
   m.def("row_operators", &row_operators);
   m.def("run_rows", &run_rows, nb::arg("name"), nb::arg("out"), nb::arg("inputs"),
         nb::arg("numbers") = nb::list());
-  bind_all<float>(m);
-  bind_all<double>(m);
+  bind_optimizers<float>(m);
+  bind_optimizers<double>(m);
 }
 
 }  // namespace allreduce

@@ -22,6 +22,10 @@ auto unlocked(std::size_t elements, Work work) {
   return work();
 }
 
+inline void require(bool holds) {
+  if (!holds) throw nanobind::value_error("arrays whose sizes do not fit each other");
+}
+
 // The name of an argument that is an array as it is: none is converted.
 inline auto operator""_array(const char* name, std::size_t) {
   return nanobind::arg(name).noconvert();
