@@ -27,6 +27,7 @@ from allreduce.optim.options import (
     NAMES,
     Groups,
     Options,
+    check_groups,
     check_options,
     update_with_options,
 )
@@ -191,7 +192,9 @@ class Optimizer(UpdateRule):
             variables: The variables to update.
             weight: The weight of the loss, instead of its number of samples: unmasked tokens.
         """
-        minimize(self, loss, _listed(variables), weight)
+        listed = _listed(variables)
+        minimize(self, loss, listed, weight)
+        check_groups(self, [each.name for each in listed])
 
     def apply(
         self, gradients: Sequence[Any], variables: Sequence[Variable], weight: Any = None
@@ -203,7 +206,9 @@ class Optimizer(UpdateRule):
             variables: The variables to update.
             weight: The weight of this replica's gradients; by default its number of rows.
         """
-        apply_gradients(self, list(gradients), _listed(variables), weight)
+        listed = _listed(variables)
+        apply_gradients(self, list(gradients), listed, weight)
+        check_groups(self, [each.name for each in listed])
 
     def finish_update(self) -> None:
         """Update with the micro-batches that are left at the end of a loop; all ranks call it.

@@ -141,6 +141,20 @@ def _hyperparameters_of(optimizer: Any, path: str) -> dict[str, Any]:
     return dict(changed)
 
 
+def check_groups(optimizer: Any, paths: Sequence[str]) -> None:
+    """Check what `groups` gives while a step is traced: all ranks can go on after an error then.
+
+    Args:
+        optimizer: The optimizer.
+        paths: Those of the step's variables.
+
+    Raises:
+        UsageError: It changes a hyperparameter that the optimizer does not have, or wrongly.
+    """
+    for path in paths if optimizer.groups else ():
+        _hyperparameters_of(optimizer, path)
+
+
 @dataclass(frozen=True)
 class Part:
     """A range of a bucket that is updated by one call: one variable, or several of one group."""
@@ -155,9 +169,6 @@ def parts_of(optimizer: Any, spans: Sequence[tuple[str, slice]]) -> list[Part]:
     Args:
         optimizer: The optimizer.
         spans: Each variable's path and its range of the bucket.
-
-    Raises:
-        UsageError: A group changes a hyperparameter that the optimizer does not have, or wrongly.
     """
     groups: dict[str, Group] = {}
     found: list[Part] = []

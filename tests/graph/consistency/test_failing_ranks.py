@@ -105,6 +105,11 @@ def cannot_make_a_step() -> None:
     def bad(x: Any) -> Any:
         return x @ w @ w
 
+    grouped = ar.optim.SGD(0.1, groups=lambda _: {"momentun": 0.5})
+
+    def misgrouped(x: Any) -> None:
+        grouped.minimize(ops.sum(x @ w, axis=1), [w])
+
     found: list[Any] = []
 
     def run(fn: Any) -> None:
@@ -117,7 +122,7 @@ def cannot_make_a_step() -> None:
             told = f"{type(error).__name__} {error} {notes}"
         found.append([told, time.monotonic() - began])
 
-    for fn in (bad, step, bad, 7, step):  # on all ranks alike
+    for fn in (bad, step, bad, 7, misgrouped, step):  # on all ranks alike
         run(fn)
     run(bad if rank == 1 else step)
     strategy.communicator.barrier()  # the others learn of it while rank 1 continues
@@ -142,13 +147,14 @@ def test_a_rank_that_cannot_make_a_step_tells_those_that_can() -> None:
         texts = [text for text, _ in found]
         assert texts[0] == texts[2]
         assert texts[0].startswith("ShapeError "), texts
-        assert (texts[1], texts[4]) == ("ran", "ran")
+        assert (texts[1], texts[5]) == ("ran", "ran")
         assert texts[3].startswith("UsageError run takes a function"), texts
-        assert "runs no steps any more, as " in texts[6], texts
-    assert told[1][5][0].startswith("ShapeError ")
-    others = told[0][5][0]
+        assert "unknown hyperparameter 'momentun'" in texts[4], texts
+        assert "runs no steps any more, as " in texts[7], texts
+    assert told[1][6][0].startswith("ShapeError ")
+    others = told[0][6][0]
     assert others.startswith("MismatchError "), others
-    first = told[0][7][0]  # of another strategy
+    first = told[0][8][0]  # of another strategy
     assert "exchange(the first step) at " in first
     for text in (others, first):
         assert "but exchange(no step: this rank raised ShapeError) at " in text
