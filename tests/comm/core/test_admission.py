@@ -16,7 +16,6 @@ os.environ.update({f"ALLREDUCE_{name}": value for name, value in own.items()})
 import numpy as np
 from allreduce import errors
 from allreduce.comm import init
-from allreduce.comm.transports.hierarchical import levels
 from allreduce.comm.transports.mpi.mpi_progress import entered
 
 warnings.simplefilter("ignore")  # of forks beside threads
@@ -77,7 +76,7 @@ for comm in (mpi, lanes, tcp, plain):
             assert comm in (tcp, plain) or of_thread(attempt), comm
         later.__dict__["_waiting"] = threading.RLock()  # as a thread has made it that waits
         locks = [later._waiting, comm._dispatch.lock, comm._groups._making]
-        locks += [levels._lock, entered]
+        locks.append(entered)
         locks += [comm._dispatch.transport._lock] if comm is not mpi else []
         for attempt in (later.wait, lambda: (finished.wait(), comm.barrier()), lambda: comm.local):
             assert of_child_beside(locks, attempt), comm

@@ -7,8 +7,6 @@ otherwise the control channel replaces it.
 
 from __future__ import annotations
 
-import os
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -263,30 +261,20 @@ class DrivenTransport(Protocol):
     def drive(self) -> bool: ...
 
 
-_transports: weakref.WeakSet[DrivenTransport] = weakref.WeakSet()
-_lock = threading.RLock()  # guards the set: other threads may add to it
+# By id. Listing the references is atomic in the interpreter: other threads may add to them.
+_transports: weakref.WeakValueDictionary[int, DrivenTransport] = weakref.WeakValueDictionary()
 
 
 def register(transport: DrivenTransport) -> None:
     """Drive a transport for as long as it lives."""
-    with _lock:
-        _transports.add(transport)
+    _transports[id(transport)] = transport
 
 
 def drive_all() -> bool:
     """Make progress on all calls of this process; return whether some are in flight."""
-    with _lock:
-        transports = list(_transports)
-    busy = [transport.drive() for transport in transports]
+    transports = (reference() for reference in _transports.valuerefs())
+    busy = [transport.drive() for transport in transports if transport is not None]
     return any(busy)
 
 
 progress.drivers.append(drive_all)
-
-
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
