@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from allreduce import openblas
-from allreduce.cluster.world import LocalStore, Member, World
+from allreduce.cluster.store import LocalStore
+from allreduce.cluster.world import Member, World
 from allreduce.comm import Communicator, replica_communicators
 
 T = TypeVar("T")

@@ -17,8 +17,8 @@ from allreduce.cluster.process.exit_hooks import failure
 from allreduce.cluster.resolvers.resolver import Request, Resolver
 from allreduce.cluster.resolvers.tasks import at_task
 from allreduce.cluster.spec import ClusterSpec
-from allreduce.cluster.store import SilentError
-from allreduce.cluster.world import LeaderLeftError, Member, Store, World, generations
+from allreduce.cluster.store import SilentError, Store
+from allreduce.cluster.world import LeaderLeftError, Member, World, generations
 from allreduce.errors import AllreduceError, InternalError, UsageError
 from allreduce.events import configure_logging, logger
 

@@ -9,19 +9,8 @@ from typing import NamedTuple
 
 from allreduce.cluster.host.address import LOOPBACK
 from allreduce.cluster.host.waiting import Wait
-from allreduce.cluster.store import LocalStore, Store, SubsetStore, rank_text, ranks_text
+from allreduce.cluster.store import Store, SubsetStore, rank_text
 from allreduce.errors import PeerLostError, TimeoutError, UsageError
-
-__all__ = [
-    "LocalStore",
-    "Member",
-    "Store",
-    "World",
-    "generations",
-    "lost",
-    "rank_text",
-    "ranks_text",
-]
 
 _MADE = "a communicator together"  # the purpose of exchanges, for messages
 _REMEDY = "every rank has to make the same calls"

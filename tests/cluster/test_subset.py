@@ -10,7 +10,8 @@ from typing import TypeVar
 
 import pytest
 
-from allreduce.cluster.world import LocalStore, Member, World
+from allreduce.cluster.store import LocalStore
+from allreduce.cluster.world import Member, World
 from allreduce.errors import ClosedError, TimeoutError, UsageError
 
 T = TypeVar("T")

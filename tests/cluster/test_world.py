@@ -11,7 +11,8 @@ import time
 import pytest
 
 from allreduce import cluster, settings
-from allreduce.cluster.world import LocalStore, Member, World
+from allreduce.cluster.store import LocalStore
+from allreduce.cluster.world import Member, World
 from allreduce.errors import ClosedError, TimeoutError
 
 

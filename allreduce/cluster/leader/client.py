@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from allreduce.cluster.leader import leader_pb2 as pb
 from allreduce.cluster.leader.channel import LeaderChannel
 from allreduce.cluster.leader.rpc import MAX_VALUE_BYTES
-from allreduce.cluster.store import ENDING, SilentError
-from allreduce.cluster.world import LeaderLeftError, Member, Store, lost, ranks_text
+from allreduce.cluster.store import ENDING, SilentError, Store, ranks_text
+from allreduce.cluster.world import LeaderLeftError, Member, lost
 from allreduce.errors import ClosedError, InternalError, PeerLostError, TimeoutError, UsageError
 
 if TYPE_CHECKING:  # the leader's side is imported where one is hosted

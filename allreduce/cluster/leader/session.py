@@ -12,7 +12,8 @@ from allreduce.cluster.leader import leader_pb2 as pb
 from allreduce.cluster.leader import proof
 from allreduce.cluster.leader.group import Group
 from allreduce.cluster.leader.rpc import BEAT_SECONDS, PROTOCOL, grpc
-from allreduce.cluster.world import Member, ranks_text
+from allreduce.cluster.store import ranks_text
+from allreduce.cluster.world import Member
 
 HANDSHAKE_SECONDS = 3.0
 GREETING_BYTES = 4096  # limit of messages before admission, so that a flood costs little memory

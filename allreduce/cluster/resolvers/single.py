@@ -9,7 +9,8 @@ import socket
 from allreduce.cluster.host.launchers import check_single
 from allreduce.cluster.host.machine import identity
 from allreduce.cluster.resolvers.resolver import Request, Resolver, explain
-from allreduce.cluster.world import LocalStore, Member, World
+from allreduce.cluster.store import LocalStore
+from allreduce.cluster.world import Member, World
 
 
 class Single(Resolver):

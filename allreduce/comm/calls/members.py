@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from allreduce.cluster.host.machine import STOPPED, process_state
-from allreduce.cluster.world import rank_text
+from allreduce.cluster.store import rank_text
 
 
 @dataclass(frozen=True)

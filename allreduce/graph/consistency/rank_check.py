@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from allreduce.cluster.world import ranks_text
+from allreduce.cluster.store import ranks_text
 from allreduce.comm import Communicator, exchange, exchange_plain
 from allreduce.errors import MismatchError, everywhere
 

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from allreduce import errors
-from allreduce.cluster.world import LocalStore, Member, World
+from allreduce.cluster.store import LocalStore
+from allreduce.cluster.world import Member, World
 from allreduce.comm.transports import handshake
 from allreduce.comm.transports.handshake import Credentials, HandshakeError, answer, call
 from allreduce.comm.transports.shared import rendezvous

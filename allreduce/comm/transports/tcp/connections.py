@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from allreduce.cluster.world import ranks_text
+from allreduce.cluster.store import ranks_text
 from allreduce.comm.transports import handshake
 from allreduce.comm.transports.handshake import STRANGER_SECONDS, Challenge, HandshakeError
 from allreduce.comm.transports.tcp import interface

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from allreduce import _native
-from allreduce.cluster.world import ranks_text
+from allreduce.cluster.store import ranks_text
 from allreduce.comm.calls.call import MESSAGES, REDUCING, Call, item_bytes
 from allreduce.comm.calls.plan import Plan, format_bytes
 from allreduce.comm.selection.choosing import Choice, Choices
