@@ -117,42 +117,10 @@ __all__ = [
     "set_seed",
 ]
 
-# Where the rest lives; imported when it is first used, so that the launcher and a rank's helpers
-# start without NumPy and the packages.
+# Where names live that are neither errors nor in `allreduce.graph`. They are imported when they are
+# first used, so that the launcher and a rank's helpers start without NumPy and the packages.
 _HOMES = {
     "allreduce.comm": ("ANY", "Communicator", "Work", "init"),
-    "allreduce.errors": (
-        "AllreduceError",
-        "ClosedError",
-        "DeviceError",
-        "InternalError",
-        "JoinError",
-        "MismatchError",
-        "NumericsError",
-        "OutOfMemoryError",
-        "PeerLostError",
-        "ShapeError",
-        "TimeoutError",
-        "UnsupportedError",
-        "UsageError",
-    ),
-    "allreduce.graph": (
-        "PerReplica",
-        "Tensor",
-        "Variable",
-        "all_gather",
-        "all_reduce",
-        "colocate_with",
-        "device",
-        "function",
-        "gradients",
-        "ops",
-        "print",
-        "register_op",
-        "replica_id",
-        "scan",
-        "set_seed",
-    ),
     "allreduce.server.client.device_setter": ("device_setter",),
     "allreduce.server.task.server": ("Server",),
     "allreduce.server.client.session": ("Session",),
@@ -161,14 +129,10 @@ _HOMES = {
     "allreduce.strategies.parameter_server": ("ParameterServerStrategy",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = {
-    "allreduce.callbacks",
-    "allreduce.cluster",
-    "allreduce.config",
-    "allreduce.nn",
-    "allreduce.observe",
-    "allreduce.optim",
-    *_HOMES,
+_ERRORS = "allreduce.errors"
+_PACKAGES = {
+    *("callbacks", "cluster", "comm", "config", "errors", "graph", "nn", "observe", "optim"),
+    "strategies",
 }
 
 _GRADIENTS = "ar.gradients(loss, variables) differentiates, inside an ar.function"
@@ -189,13 +153,13 @@ if not TYPE_CHECKING:  # else type checkers would believe that every name is the
 
     def __getattr__(name: str) -> object:
         """Import a public name, or the module of one, at its first use."""
-        if name in _HOME:
-            with _importing():
-                home = import_module(_HOME[name])
-            found = getattr(home, name)
-        elif f"{__name__}.{name}" in _MODULES:
+        if name in _PACKAGES:
             with _importing():
                 return import_module(f"{__name__}.{name}")
+        if name in __all__:
+            home = _HOME.get(name, _ERRORS if name.endswith("Error") else "allreduce.graph")
+            with _importing():
+                found = getattr(import_module(home), name)
         elif name == "__version__":
             from importlib.metadata import version
 
