@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import mmap
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 from numpy.typing import NDArray
@@ -113,8 +115,17 @@ class Call:
             text += f", receives={self._rows(self.receives)}"
         return f"{self.collective}({text})"
 
+    def shares(self, members: int) -> tuple[int, ...]:
+        """Return the elements of each member's share."""
+        return self.counts if self.counts is not None else (self.count,) * members
+
     def _rows(self, counts: tuple[int, ...]) -> list[int]:
         return [count // max(1, self.row) for count in counts]
+
+
+def starts(shares: Sequence[int]) -> list[int]:
+    """Return where each share begins in the joined array."""
+    return [0, *accumulate(shares)][:-1]
 
 
 def shaped(call: Call, shape: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from allreduce import _native
-from allreduce.comm.calls.call import Call, native_words
+from allreduce.comm.calls.call import Call, native_words, starts
 from allreduce.comm.transports.hierarchical import shares, whole
 from allreduce.comm.transports.hierarchical.layout import Layout
 from allreduce.comm.transports.hierarchical.steps import (
@@ -19,7 +19,6 @@ from allreduce.comm.transports.hierarchical.steps import (
     Step,
     chunks,
     cut,
-    starts,
 )
 
 _WHOLE = {
@@ -69,7 +68,7 @@ def _alone(call: Call, layout: Layout, me: int, level: str) -> Chain:
 
 
 def _of_shares(call: Call, layout: Layout, me: int) -> tuple[Chain, ...]:
-    counts = call.counts or (call.count,) * layout.size
+    counts = call.shares(layout.size)
     pieces = chunks(sum(counts), call.dtype)
     joined, single = ("x", "out") if call.collective == "reduce_scatter" else ("out", "x")
     made = []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
-from allreduce.comm.calls.call import REDUCING, Call, item_bytes
+from allreduce.comm.calls.call import REDUCING, Call, item_bytes, starts
 from allreduce.comm.transports.hierarchical.layout import Layout
 
 # Bytes of a chunk, whose steps overlap with those of other chunks: several tcp chunks per lane. Not
@@ -161,11 +161,6 @@ def cut(count: int, pieces: int) -> list[tuple[int, int]]:
 def chunks(count: int, dtype: str) -> int:
     """Return how many pieces a call of so many elements is cut into."""
     return max(1, -(-count * item_bytes(dtype) // CHUNK))
-
-
-def starts(counts: Sequence[int]) -> list[int]:
-    """Return where each share begins in the joined array."""
-    return [0, *accumulate(counts)][:-1]
 
 
 def shifted(part: Part, counts: Sequence[int]) -> list[Part]:

@@ -77,7 +77,9 @@ class Collective:
             )
 
     def _check_countable(self) -> None:
-        sent = self.call.count if self.call.collective in WHOLE else sum(self._shares())
+        sent = (
+            self.call.count if self.call.collective in WHOLE else sum(self.call.shares(self.size))
+        )
         elements = max(sent, sum(self.call.receives or ()))
         if elements > self.library.most:
             raise UnsupportedError(
@@ -89,7 +91,7 @@ class Collective:
     def post(self) -> None:
         """Start moving: from now on the output is written."""
         if not self._next_piece():
-            getattr(self, f"_{self.call.collective}")(self._shares())
+            getattr(self, f"_{self.call.collective}")(self.call.shares(self.size))
 
     @property
     def posted(self) -> bool:
@@ -104,10 +106,6 @@ class Collective:
         assert self._x is not None
         self._requests = [self._piece.start(self._x, self.comm, self.library.mpi, self._op)]
         return True
-
-    def _shares(self) -> Sequence[int]:
-        counts = self.call.counts
-        return counts if counts is not None else (self.call.count,) * self.size
 
     def complete(self) -> bool:
         """Return whether it is complete; then the result is in the output."""

@@ -55,9 +55,9 @@ def parts(call: Call, wire: str, size: int) -> Iterator[Part]:
         for begin, count in _pieces(0, call.count, most):
             yield Part(begin, count, begin, call.root)
         return
-    shares = call.counts if call.counts is not None else (call.count,) * size
+    shares = call.shares(size)
     if 0 < sum(shares) <= most:
-        yield Part(0, sum(shares), 0, shares=tuple(shares))
+        yield Part(0, sum(shares), 0, shares=shares)
         return
     for root, (first, length) in enumerate(cut(shares)):
         for begin, count in _pieces(first, length, most):

@@ -13,7 +13,7 @@ import numpy as np
 from nccl.bindings import nccl as api
 from numpy.typing import NDArray
 
-from allreduce.comm.calls.call import Call
+from allreduce.comm.calls.call import Call, item_bytes, starts
 from allreduce.comm.core.transport import PreparedOnDevice
 from allreduce.comm.transports.nccl import library
 from allreduce.devices import COLLECTIVE, Device, Event
@@ -232,23 +232,7 @@ def _address(array: Any) -> int:
     return 0 if array is None else int(array.data.ptr)
 
 
-def _counts(call: Call, size: int) -> list[int]:
-    return list(call.counts) if call.counts is not None else [call.count] * size
-
-
-def _offsets(counts: list[int], itemsize: int) -> list[int]:
-    found, at = [], 0
-    for count in counts:
-        found.append(at)
-        at += count * itemsize
-    return found
-
-
 Enqueue = Callable[[NcclMember, Call, int, int, int], None]
-
-
-def _itemsize(call: Call) -> int:
-    return {"bfloat16": 2}.get(call.dtype) or np.dtype(call.dtype).itemsize
 
 
 def _all_reduce(member: NcclMember, call: Call, x: int, out: int, op: int) -> None:
@@ -313,13 +297,11 @@ def _scatter(member: NcclMember, call: Call, x: int, out: int, _: int) -> None:
 
 def _all_to_all(member: NcclMember, call: Call, x: int, out: int, _: int) -> None:
     kind, times = library.datatype(call)
-    handle, stream, size = member.handle, member.stream.address, _itemsize(call)
-    gives = _counts(call, member.size)
-    gets = list(call.receives) if call.receives is not None else gives
+    handle, stream = member.handle, member.stream.address
     with _group():
-        for peer, (count, offset) in enumerate(zip(gives, _offsets(gives, size), strict=True)):
+        for peer, (count, offset) in enumerate(_parts(call, member.size)):
             api.send(x + offset, count * times, kind, peer, handle, stream)
-        for peer, (count, offset) in enumerate(zip(gets, _offsets(gets, size), strict=True)):
+        for peer, (count, offset) in enumerate(_parts(call, member.size, call.receives)):
             api.recv(out + offset, count * times, kind, peer, handle, stream)
 
 
@@ -333,10 +315,14 @@ def _recv(member: NcclMember, call: Call, _: int, out: int, __: int) -> None:
     api.recv(out, call.count * times, kind, call.root, member.handle, member.stream.address)
 
 
-def _parts(call: Call, size: int) -> list[tuple[int, int]]:
-    """Return each member's number of elements, and where they begin, in bytes."""
-    counts = _counts(call, size)
-    return list(zip(counts, _offsets(counts, _itemsize(call)), strict=True))
+def _parts(call: Call, size: int, shares: Sequence[int] | None = None) -> list[tuple[int, int]]:
+    """Return each member's number of elements, and where they begin, in bytes.
+
+    Args:
+        shares: The elements, if they are not those of `call.counts`.
+    """
+    shares, item = shares or call.shares(size), item_bytes(call.dtype)
+    return [(count, item * first) for count, first in zip(shares, starts(shares), strict=True)]
 
 
 @contextmanager
