@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from allreduce import _native
 from allreduce.comm.calls.call import COLLECTIVES
@@ -14,21 +13,6 @@ _NO_LIMIT = (1 << 64) - 1  # as the native side has it
 _IN_RINGS = ("staged", "pairwise")
 _Way = tuple[int, bool, int, bool]
 _Band = tuple[int, _Way, _Way, _Way]
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """How one call is carried out."""
-
-    algorithm: str
-    chunk: int = 0  # bytes that one step moves at most; 0 where all goes at once
-    stores: str = "ordinary"
-    past: int | None = None
-
-    @classmethod
-    def of(cls, row: Row) -> Choice:
-        """Return the choice of a row."""
-        return cls(row.algorithm, row.chunk or 0, row.stores or "ordinary", row.past)
 
 
 class Choices:
@@ -48,8 +32,8 @@ class Choices:
         *,
         symmetric: bool = False,
         cross_process: bool = True,
-    ) -> Choice:
-        """Look a call up.
+    ) -> Row:
+        """Look up the row that decides a call.
 
         Args:
             nbytes: Its bytes, as the table counts them; None if no member knows them all.
@@ -65,11 +49,11 @@ class Choices:
             in_place = [row for row in held if row.algorithm == "direct"]
             ordinary = [row for row in held if row.algorithm != "direct"]
             held = (in_place if symmetric else []) + ordinary
-        return Choice.of(held[0])
+        return held[0]
 
     def largest_chunk(self) -> int:
         """Return the bytes of the longest chunk of any call."""
-        return max(row.chunk or 0 for rows in self._rows.values() for row in rows)
+        return max(row.chunk for rows in self._rows.values() for row in rows)
 
     @functools.cached_property
     def native(self) -> _native.Choices:
@@ -118,12 +102,12 @@ def choices_for(
     return Choices(members, rows)
 
 
-def _way(choice: Choice, *algorithms: str) -> _Way:
+def _way(row: Row, *algorithms: str) -> _Way:
     """Return how the native side goes a way; with 0 bytes at a time it does not."""
-    if choice.algorithm not in algorithms:
+    if row.algorithm not in algorithms:
         return 0, False, _NO_LIMIT, False
-    past = _NO_LIMIT if choice.past is None else choice.past
-    return choice.chunk, choice.stores == "streaming", past, choice.algorithm == "pairwise"
+    past = _NO_LIMIT if row.past is None else row.past
+    return row.chunk, row.stores == "streaming", past, row.algorithm == "pairwise"
 
 
 def _limits(rows: Iterable[Row]) -> list[int]:

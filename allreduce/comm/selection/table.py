@@ -45,7 +45,7 @@ class Row(NamedTuple):
         members: From how many members to how many; None is no limit.
         bytes: From how many to how many, both included.
         crowded: Whether members outnumber the cores they share (shared only); None is either.
-        chunk: Bytes that one step moves at most.
+        chunk: Bytes that one step moves at most; 0 where all goes at once.
         stores: How a staged chunk is written: "ordinary", or "streaming", past the caches.
         past: How long what one member gives to another is at least where it is copied to the output
             past the caches; None is nowhere. (shared, collectives that reduce nothing, all ways but
@@ -58,8 +58,8 @@ class Row(NamedTuple):
     members: tuple[int, int | None] = (1, None)
     bytes: tuple[int, int | None] = (0, None)
     crowded: bool | None = None
-    chunk: int | None = None
-    stores: str | None = None
+    chunk: int = 0
+    stores: str = "ordinary"
     past: int | None = None
 
 

@@ -6,31 +6,31 @@ import functools
 import json
 import math
 import struct
-from dataclasses import replace
 
 from allreduce.comm.calls.call import PATHS, REDUCING, Call, item_bytes, native_words
-from allreduce.comm.selection.choosing import Choice, Choices
+from allreduce.comm.selection.choosing import Choices
+from allreduce.comm.selection.table import Row
 from allreduce.errors import UnsupportedError
 
 _AGREED = struct.Struct("<H")  # bytes of a signature that must be equal, including this field
 _MAX_SIGNATURE = 59000  # native kMaxSignature, less the longest note
 
 
-def choose(call: Call, size: int, choices: Choices) -> Choice:
+def choose(call: Call, size: int, choices: Choices) -> Row:
     """Choose the algorithm of a call, the same on all members.
 
     Sums of 16-bit floats and means of complex numbers always go in one hop, so that intermediate
     results are not rounded.
     """
     if size == 1 or call.collective in ("barrier", "empty"):
-        return Choice("eager")
+        return Row("tcp", (call.collective,), "eager")
     unequal = call.collective == "all_to_all" and call.counts is not None
     share = max(call.counts) if call.counts is not None else call.count
     choice = choices.choose(call.collective, None if unequal else share * item_bytes(call.dtype))
     exact = call.collective in REDUCING and (
         call.dtype in ("float16", "bfloat16") or (call.op == "mean" and "complex" in call.dtype)
     )
-    return replace(choice, algorithm="direct") if exact and choice.chunk else choice
+    return choice._replace(algorithm="direct") if exact and choice.chunk else choice
 
 
 @functools.lru_cache(maxsize=256)

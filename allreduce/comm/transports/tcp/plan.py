@@ -6,7 +6,8 @@ from allreduce import _native
 from allreduce.cluster.store import ranks_text
 from allreduce.comm.calls.call import MESSAGES, REDUCING, Call, item_bytes
 from allreduce.comm.calls.plan import Plan, format_bytes
-from allreduce.comm.selection.choosing import Choice, Choices
+from allreduce.comm.selection.choosing import Choices
+from allreduce.comm.selection.table import Row
 from allreduce.comm.transports.tcp import calls
 from allreduce.events import counted
 
@@ -55,7 +56,7 @@ def _words(
     return ", ".join(doing)
 
 
-def _small(call: Call, me: int, size: int, choice: Choice, words: tuple[object, ...]) -> Plan:
+def _small(call: Call, me: int, size: int, choice: Row, words: tuple[object, ...]) -> Plan:
     """Plan a call whose data go with its posts, or a small message."""
     if call.collective in MESSAGES:
         sending = call.collective == "send"
