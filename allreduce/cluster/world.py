@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from allreduce.cluster.host.address import LOOPBACK
+from allreduce.cluster.host.machine import process_state
 from allreduce.cluster.host.waiting import Wait
 from allreduce.cluster.store import Store, SubsetStore, rank_text
 from allreduce.errors import PeerLostError, TimeoutError, UsageError
@@ -100,6 +101,13 @@ class World:
         """
         number = self.rank if rank is None else rank
         return rank_text(self.members[number].world_rank, number)
+
+    def state(self, rank: int) -> str:
+        """Describe a member's process; only of this host it is known whether it lives."""
+        member = self.members[rank]
+        if member.machine == self.members[self.rank].machine:
+            return process_state(member.pid)
+        return f"process {member.pid} on {member.host}"
 
     def subset(self, ranks: Sequence[int], name: str) -> World:
         """Make the world of some members, without communication; only these members call it.

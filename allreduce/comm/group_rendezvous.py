@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from allreduce.cluster import SilentError, World
-from allreduce.cluster.host.machine import process_state
 from allreduce.cluster.host.waiting import Wait
 from allreduce.comm.core import progress
 from allreduce.comm.failures.reporter import advice
@@ -146,10 +145,7 @@ class Rendezvous:
     def _named(self, rank: int) -> str:
         """Name a member, and say whether its process lives if this host knows that."""
         number = self._ranks[rank]
-        member, here = self._parent.members[number], self._parent.members[self._parent.rank]
-        near = member.machine == here.machine
-        process = process_state(member.pid) if near else f"process {member.pid} on {member.host}"
-        return f"{self._parent.called(number)} ({process})"
+        return f"{self._parent.called(number)} ({self._parent.state(number)})"
 
     def _differs(self, rank: int, transport: str | None) -> str:
         return (

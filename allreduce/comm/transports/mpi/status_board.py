@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from allreduce.cluster import SilentError, World
-from allreduce.cluster.host.machine import STOPPED, process_state
+from allreduce.cluster.host.machine import STOPPED
 from allreduce.comm.calls.call import ANY, Call
 from allreduce.comm.calls.call_site import Note
 from allreduce.comm.failures.mismatch import Side, mismatch
@@ -146,7 +146,7 @@ class StatusBoard:
                 did = f"waits in call {call} #{number}"
             message = get(f"message/{rank}")
             did = f"{did}, and waits in a {message}" if message else did
-            lines.append(f"{self.world.called(rank)} {did} ({self._state(rank)})")
+            lines.append(f"{self.world.called(rank)} {did} ({self.world.state(rank)})")
         return (
             "; ".join(lines)
             or f"all ranks wait in it, but MPI has not completed it{self.stopped_text()}"
@@ -155,15 +155,9 @@ class StatusBoard:
     def stopped_text(self) -> str:
         """Describe the processes that are not just running."""
         called = self.world.called
-        states = [(called(rank), self._state(rank)) for rank in range(self.world.size)]
+        states = [(called(rank), self.world.state(rank)) for rank in range(self.world.size)]
         stopped = [f"{rank}: {state}" for rank, state in states if STOPPED in state]
         return f" ({'; '.join(stopped)})" if stopped else ""
-
-    def _state(self, rank: int) -> str:
-        member = self.world.members[rank]
-        if member.machine == self.world.members[self.world.rank].machine:
-            return process_state(member.pid)
-        return f"process {member.pid} on {member.host}"
 
     def post_call(self, seq: int, call: Call, note: bytes, mark: int) -> None:
         """Publish this member's version of call `seq`, on which members disagree."""
