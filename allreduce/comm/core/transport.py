@@ -148,6 +148,18 @@ class TransportWork(Work):
     def look(self) -> bool:
         """As `done`, but do not raise failures."""
 
+    @abstractmethod
+    def pause(self, seconds: float) -> bool:
+        """Wait for `seconds` at most, without a timeout error; return whether it is complete.
+
+        Raises:
+            AllreduceError: The communicator has failed.
+        """
+
+    @abstractmethod
+    def absent(self) -> list[int]:
+        """Return the members that it may wait for."""
+
     @property
     def awaited(self) -> bool:
         """Whether a thread, possibly this one, is waiting for it."""
@@ -282,6 +294,28 @@ class Transport(ABC):
             reason = f"{doing} was interrupted by {type(error).__name__}"
             self.abort(reason, interrupted=is_interrupt(error))
             raise
+
+
+class LevelTransport(Transport):
+    """A transport that can carry calls of a larger communicator.
+
+    Attributes:
+        wait_priority: Of several levels' calls, a member waits in one of the highest: 0 if calls
+            advance by themselves, 1 if waits drive them, 2 if they drive the host's calls, too.
+        closes_together: Whether all members close it together.
+    """
+
+    wait_priority: int
+    closes_together: bool
+
+    @abstractmethod
+    def start(
+        self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
+    ) -> TransportWork: ...
+
+    @abstractmethod
+    def rename(self, members: tuple[MemberInfo, ...]) -> None:
+        """Use the members' names of the larger communicator that this one serves."""
 
 
 @runtime_checkable

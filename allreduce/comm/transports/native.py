@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from allreduce.comm.calls.call import Array, Call
 from allreduce.comm.calls.members import MemberInfo
 from allreduce.comm.core import progress
-from allreduce.comm.core.transport import Transport, TransportWork
+from allreduce.comm.core.transport import LevelTransport, TransportWork
 from allreduce.comm.failures.reporter import FailureReporter, dead, encode
 from allreduce.errors import AllreduceError, ClosedError, Finding, UsageError, is_interrupt
 from allreduce.events import logger
@@ -79,17 +79,11 @@ class NativeWork(TransportWork, Generic[N]):
         return self.native.done or self._transport.wait_for(self.native, 0.0)
 
     def pause(self, seconds: float) -> bool:
-        """Wait for `seconds` at most, without a timeout error; return whether it is complete.
-
-        Raises:
-            AllreduceError: The communicator has failed.
-        """
         if not self.native.done and not self._transport.wait_for(self.native, seconds):
             self._transport.poll(self.native)
         return self.native.done
 
     def absent(self) -> list[int]:
-        """Return the members that it waits for."""
         return self._transport.absent(self.native)
 
     def finish(self, timeout: float | None) -> Any:
@@ -105,7 +99,7 @@ _PIECE_SECONDS = 1.0  # slice of a long wait; time while the process is stopped 
 _PRUNE = 64  # works kept before pruning complete ones
 
 
-class NativeTransport(Transport, Generic[N]):
+class NativeTransport(LevelTransport, Generic[N]):
     """One member of a communicator, with a native implementation."""
 
     drives_shared: ClassVar[bool] = False  # whether its waits drive all calls in shared memory
@@ -156,7 +150,6 @@ class NativeTransport(Transport, Generic[N]):
         return None if found is None else found[:2]
 
     def rename(self, members: tuple[MemberInfo, ...]) -> None:
-        """Use the members' names of the larger communicator that this one serves."""
         self._reporter.members = members
 
     @property

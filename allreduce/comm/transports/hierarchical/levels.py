@@ -11,61 +11,17 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from allreduce.comm.arguments import scaling
-from allreduce.comm.calls.call import Array, Call
-from allreduce.comm.calls.members import MemberInfo
-from allreduce.comm.calls.plan import Plan
+from allreduce.comm.calls.call import Array
 from allreduce.comm.core import progress
+from allreduce.comm.core.transport import LevelTransport, TransportWork
 from allreduce.comm.transports.hierarchical.steps import MEMORY, Chain, Copies, Division, Part, Step
 from allreduce.comm.transports.tcp.transport import TcpWork
 from allreduce.errors import AllreduceError
-
-
-class LevelWork(Protocol):
-    """A started call of a level, like `Work`."""
-
-    def done(self) -> bool: ...
-    def wait(self) -> Any: ...
-
-    def pause(self, seconds: float) -> bool:
-        """Wait for `seconds` at most, without a timeout error; return whether it is complete."""
-
-    def absent(self) -> list[int]:
-        """Return the members of the level that it may wait for."""
-
-
-class LevelTransport(Protocol):
-    """One member of a level, like `Transport`.
-
-    Attributes:
-        wait_priority: Of several levels' calls, a member waits in one of the highest: 0 if calls
-            advance by themselves, 1 if waits drive them, 2 if they drive the host's calls, too.
-        closes_together: Whether all members close it together.
-    """
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def wait_priority(self) -> int: ...
-    @property
-    def closes_together(self) -> bool: ...
-    @property
-    def any_thread(self) -> bool: ...
-    def admit(self) -> None: ...
-    def start(
-        self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
-    ) -> LevelWork: ...
-    def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan: ...
-    def abort(self, reason: str) -> None: ...
-    def close(self, drain: bool) -> None: ...
-    def close_inherited(self) -> None: ...
-
-    def rename(self, members: tuple[MemberInfo, ...]) -> None:
-        """Use the members' names of the larger communicator that this one serves."""
 
 
 class Level:
@@ -118,7 +74,7 @@ class ChainRun:
         wide = given is None or str(given.dtype) != chain.dtype
         self._dtype = np.dtype(chain.dtype) if wide or given is None else given.dtype
         self._at = 0
-        self.current: LevelWork | None = None
+        self.current: TransportWork | None = None
         self.level: Level | None = None  # of the current step
 
     @property
@@ -156,7 +112,7 @@ class ChainRun:
             self._arrays.clear()
         return moved
 
-    def _finish_step(self, current: LevelWork) -> bool:
+    def _finish_step(self, current: TransportWork) -> bool:
         if not guarded(current.done, self.agreed):
             return False
         current.wait()  # lets its transport release it
@@ -233,7 +189,7 @@ class ChainQueue:
         for level in self._levels.values():
             level.queue.clear()
 
-    def running_works(self) -> list[tuple[LevelWork, Level, TcpWork]]:
+    def running_works(self) -> list[tuple[TransportWork, Level, TcpWork]]:
         """Return the levels' calls in flight, each with its level and the caller's call.
 
         The first delays the others.

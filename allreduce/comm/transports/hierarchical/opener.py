@@ -10,9 +10,10 @@ from typing import TypeVar
 
 from allreduce import settings
 from allreduce.cluster import World
+from allreduce.comm.core.transport import LevelTransport
 from allreduce.comm.transports.hierarchical.control_channel import ControlChannel
 from allreduce.comm.transports.hierarchical.layout import Layout
-from allreduce.comm.transports.hierarchical.levels import Level, LevelTransport
+from allreduce.comm.transports.hierarchical.levels import Level
 from allreduce.comm.transports.hierarchical.transport import HierarchicalTransport
 from allreduce.comm.transports.shared.opener import open_shared
 from allreduce.comm.transports.tcp.opener import open_tcp

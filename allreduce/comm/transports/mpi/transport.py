@@ -32,7 +32,7 @@ from allreduce.comm.calls.call import MESSAGES, Array, Call
 from allreduce.comm.calls.members import MemberInfo
 from allreduce.comm.calls.plan import Plan
 from allreduce.comm.core import progress
-from allreduce.comm.core.transport import Transport, aligned
+from allreduce.comm.core.transport import LevelTransport, aligned
 from allreduce.comm.failures.reporter import ORDERED, build_error, group_text
 from allreduce.comm.transports.mpi import mpi_progress
 from allreduce.comm.transports.mpi.calls import Collective
@@ -110,7 +110,7 @@ _YIELD_SECONDS = 0.05  # how long a waiter for the others' calls only yields
 _NAP_SECONDS = 0.001
 
 
-class MpiTransport(Transport):
+class MpiTransport(LevelTransport):
     """One member of a communicator whose members talk through MPI.
 
     Args:
@@ -158,7 +158,6 @@ class MpiTransport(Transport):
         self._admission.admit()
 
     def rename(self, members: tuple[MemberInfo, ...]) -> None:
-        """Use the members' names of the larger communicator that this one serves."""
         self._members = members
 
     def start(
