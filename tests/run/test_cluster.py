@@ -75,6 +75,19 @@ def test_a_failed_task_is_started_again(tmp_path: Path) -> None:
     assert "failed with exit code 3; starting it again" in result.err
 
 
+def test_a_cluster_in_a_job_of_the_launcher_is_a_job_of_its_own(tmp_path: Path) -> None:
+    inner, outer = tmp_path / "inner.py", tmp_path / "outer.py"
+    inner.write_text("import allreduce as ar\nprint('joined', ar.init().size)\n")
+    outer.write_text(
+        "import subprocess, sys\n"
+        f"command = {[*LAUNCH, '--cluster', 'worker=2', str(inner)]}\n"
+        "sys.exit(subprocess.run(command, timeout=50).returncode)\n"
+    )
+    result = run([*LAUNCH, "-n", "1", str(outer)], deadline=60)
+    assert result.code == 0, result.err
+    assert result.out.count("joined 2") == 2
+
+
 def test_wrong_options_are_refused(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text("")

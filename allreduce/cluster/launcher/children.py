@@ -23,6 +23,7 @@ from allreduce.settings import PREFIX
 
 FILES = 3  # descriptors that each child keeps open in the launcher
 NO_LEADER = b"-"  # sent instead of an address to a world of one
+_PLACE = (MARKER, *(f"{PREFIX}{name}" for name in ("RANK", "SIZE", "LEADER", "LAUNCHED")))
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _libc = ctypes.CDLL(None, use_errno=True)  # looked up before any fork
 
@@ -156,20 +157,19 @@ def _become(
         os._exit(127)
 
 
-def environment(
-    rank: int, size: int, secret: str, grace: float
-) -> Callable[[bytes], dict[str, str]]:
-    """Return a function from the leader's address, or `NO_LEADER`, to a rank's environment."""
-    launcher = os.getpid()
+def environment(own: Mapping[str, object]) -> Callable[[bytes], dict[str, str]]:
+    """Return a function from the leader's address, or `NO_LEADER`, to a child's environment.
+
+    Args:
+        own: The child's settings, by name; it inherits no other place in a job.
+    """
 
     def build(leader: bytes) -> dict[str, str]:
         environment = dict(os.environ)
-        for name in (MARKER, "ALLREDUCE_LEADER", "FORCE_COLOR"):
+        for name in (*_PLACE, "FORCE_COLOR"):
             environment.pop(name, None)
-        own = {"RANK": rank, "SIZE": size, "SECRET": secret, "LAUNCHED": launcher, "GRACE": grace}
-        if leader != NO_LEADER:
-            own["LEADER"] = leader.decode()
-        environment |= {PREFIX + name: str(value) for name, value in own.items()}
+        settings = own if leader == NO_LEADER else {**own, "LEADER": leader.decode()}
+        environment |= {PREFIX + name: str(value) for name, value in settings.items()}
         environment |= openblas.choice(environment)
         return environment | {"PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from allreduce.cluster.host.address import LOOPBACK
-from allreduce.cluster.launcher.children import NO_LEADER, Child, spawn
+from allreduce.cluster.launcher.children import NO_LEADER, Child, environment, spawn
 from allreduce.cluster.launcher.job import Job
 from allreduce.cluster.launcher.output import Relay
 from allreduce.cluster.spec import ClusterSpec
@@ -66,24 +65,11 @@ class ClusterJob(Job):
     def _spawn(self, rank: int) -> Child:
         job, task = self._tasks[rank]
         command = self._serving if job in SERVING else self._command
-        child = spawn(rank, command, self._environment(job, task))
-        child.task = f"{job}:{task}"
+        name = f"{job}:{task}"
+        own = {"CLUSTER": self._cluster.as_json(), "TASK": name, **self._common}
+        child = spawn(rank, command, environment(own))
+        child.task = name
         return child
-
-    def _environment(self, job: str, task: int) -> Callable[[bytes], dict[str, str]]:
-        def build(_: bytes) -> dict[str, str]:
-            environment = dict(os.environ)
-            for name in ("RANK", "SIZE", "LEADER", "JOINED"):
-                environment.pop(f"ALLREDUCE_{name}", None)
-            environment |= {
-                "ALLREDUCE_CLUSTER": self._cluster.as_json(),
-                "ALLREDUCE_TASK": f"{job}:{task}",
-                "ALLREDUCE_SECRET": self._secret,
-                "ALLREDUCE_GRACE": str(self._grace),
-            }
-            return environment | {"PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
-
-        return build
 
     def _host(self) -> bytes:
         return NO_LEADER  # tasks find each other by their addresses

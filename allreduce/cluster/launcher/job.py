@@ -56,6 +56,7 @@ class Job:
     def __init__(self, command: list[str], size: int, grace: float) -> None:
         self._command, self._grace = command, grace
         self._secret = os.environ.get("ALLREDUCE_SECRET") or secrets.token_hex(32)
+        self._common = {"SECRET": self._secret, "GRACE": grace}  # settings of all children
         self._size = size
         leading = limits.leader_files(size) if size > 1 else 0
         limits.check_files(size * FILES + Signals.FILES + leading, f"cannot start {size} ranks")
@@ -79,7 +80,8 @@ class Job:
 
     def _spawn(self, rank: int) -> Child:
         """Fork one rank; it starts once it is told where the leader is."""
-        return spawn(rank, self._command, environment(rank, self._size, self._secret, self._grace))
+        own = {"RANK": rank, "SIZE": self._size, "LAUNCHED": os.getpid(), **self._common}
+        return spawn(rank, self._command, environment(own))
 
     def run(self) -> int:
         """Run to the end; returns the exit code."""
