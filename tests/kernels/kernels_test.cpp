@@ -56,7 +56,8 @@ std::vector<T> reduced(Reduce reduce, std::vector<std::vector<T>> in, std::size_
   std::vector<const void*> sources;
   for (const auto& one : in) sources.push_back(one.data());
   void* outs[] = {memory.data() + low, in.back().data()};
-  reduce(sources.data(), static_cast<int>(in.size()), outs, 2, count);
+  const int n = static_cast<int>(in.size());
+  reduce(sources.data(), n, outs, 2, count, n);
   const std::vector<T> result = in.back();
   if (size != 0) check(std::memcmp(memory.data() + low, result.data(), size) == 0, "two outputs");
   for (std::size_t i = 0; i < memory.size(); ++i)
@@ -114,13 +115,29 @@ void test_every_word(Type type) {
     const void* in[] = {words.data(), words.data()};
     void* outs[] = {out.data()};
     const auto changed = name_of(level) + " changes the word ";
-    sum(in, 1, outs, 1, words.size());
+    sum(in, 1, outs, 1, words.size(), 1);
     for (std::size_t i = 0; i < words.size(); ++i)
       if (nan(words[i]) ? !nan(out[i]) : out[i].word != words[i].word)
         check(false, changed + std::to_string(i));
-    sum(in, 2, outs, 1, words.size());
+    sum(in, 2, outs, 1, words.size(), 2);
     for (std::size_t i = 0; i < words.size(); ++i)
       if (nan(out[i]) != nan(words[i])) check(false, changed + std::to_string(i) + " twice");
+  }
+}
+
+// The end of a chain has a sum of all others' inputs: a mean divides by more than it reads.
+void test_divisor() {
+  for (Level level : kLevels) {
+    const KernelTable* table = table_at<KernelTable>(level);
+    if (table == nullptr) continue;
+    const std::complex<double> sum = {6, 0}, mine = {3, 0};
+    std::complex<double> mean = {7, 7};
+    const void* in[] = {&sum, &mine};
+    void* outs[] = {&mean};
+    const auto reduce =
+        table->reduce[static_cast<int>(Op::mean)][static_cast<int>(Type::complex128)];
+    reduce(in, 2, outs, 1, 1, 3);
+    check(mean.real() == 3 && mean.imag() == 0, name_of(level) + ": the divisor of a mean");
   }
 }
 
@@ -182,6 +199,7 @@ int main() {
   test_type<std::complex<double>>(Type::complex128);
   test_every_word<Half>(Type::float16);
   test_every_word<Brain>(Type::bfloat16);
+  test_divisor();
   test_copies();
   std::puts("ok");
   return 0;

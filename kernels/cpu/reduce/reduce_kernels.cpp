@@ -86,13 +86,13 @@ inline std::size_t pairs(const Span<Finish>& span, std::size_t at) {
 }
 
 template <class Format, auto Fold, template <class> class Finish>
-void reduce(const void* const* in, int n, void* const* out, int m, std::size_t count) {
+void reduce(const void* const* in, int n, void* const* out, int m, std::size_t count, int divisor) {
   const Span<Finish<typename Format::Lane>> span{reinterpret_cast<const unsigned char* const*>(in),
                                                  n,
                                                  reinterpret_cast<unsigned char* const*>(out),
                                                  m,
                                                  count * Format::kSize,
-                                                 Finish<typename Format::Lane>(n)};
+                                                 Finish<typename Format::Lane>(divisor)};
   constexpr std::size_t kTimes = kUnroll / Format::kVectors;
   std::size_t at = bytes_to_line(out[0], span.bytes);
   if (at % Format::kSize != 0) at = 0;
@@ -109,8 +109,9 @@ void reduce(const void* const* in, int n, void* const* out, int m, std::size_t c
 
 // A complex number is two real ones to sums and means.
 template <Reduce parts>
-void complex(const void* const* in, int n, void* const* out, int m, std::size_t count) {
-  parts(in, n, out, m, 2 * count);
+void complex(const void* const* in, int n, void* const* out, int m, std::size_t count,
+             int divisor) {
+  parts(in, n, out, m, 2 * count, divisor);
 }
 
 // A row of the table: an operator on the types that it makes sense on.

@@ -53,12 +53,13 @@ constexpr std::size_t size_of(Type type) {
 }
 
 // Folds `count` elements of `n` inputs and stores the result into each of `m` outputs. An output
-// may be one of the inputs.
+// may be one of the inputs. A mean is the sum, divided by `divisor`.
 //
 // Integers wrap. The 16-bit floats are folded in float32 and rounded once, at the end. A NaN wins
 // min and max; which of several NaNs a result repeats is not promised. Logical operators take all
 // but zero for true and give 1 or 0.
-using Reduce = void (*)(const void* const* in, int n, void* const* out, int m, std::size_t count);
+using Reduce = void (*)(const void* const* in, int n, void* const* out, int m, std::size_t count,
+                        int divisor);
 // Copies; with streaming stores, which go past the caches, a store fence follows.
 using Copy = void (*)(void* to, const void* from, std::size_t bytes);
 // Moves `shared` to `to`, and `next` to `shared`; without `next`, zeros.
@@ -87,5 +88,11 @@ template <>
 const KernelTable LevelTable<KernelTable, Level::avx512>::table;
 
 inline const KernelTable& kernels() { return *table_in_use<KernelTable>(); }
+
+// Reduces all inputs of a call: a mean divides by their number.
+inline void reduce_all(Op op, Type type, const void* const* in, int n, void* const* out, int m,
+                       std::size_t count) {
+  kernels().reduce[static_cast<int>(op)][static_cast<int>(type)](in, n, out, m, count, n);
+}
 
 }  // namespace allreduce

@@ -17,7 +17,7 @@ constexpr auto And = [](auto a, auto b) { return a & b; };
 constexpr auto Or = [](auto a, auto b) { return a | b; };
 constexpr auto Xor = [](auto a, auto b) { return a ^ b; };
 
-// Final steps: applied to the folded value of n inputs.
+// Final steps, applied to the folded value: all are made with a divisor.
 // --------------------------------------------------
 
 template <class T>
@@ -38,7 +38,7 @@ struct Truth {
   }
 };
 
-// Divides by the number of inputs. A power of two has an exact reciprocal, and a product with it
+// Divides. A power of two has an exact reciprocal, and a product with it
 // rounds as the quotient does, at a fraction of the time.
 template <class T>
 struct Divide {

@@ -53,8 +53,7 @@ void reduce(Share& share, Work& work, std::uint64_t in_low, std::uint64_t out_lo
   }
   if (!everywhere) share.out[0] = work.out + out_low * unit;
   const int outs = everywhere ? share.members : 1;
-  kernels().reduce[static_cast<int>(call.op)][static_cast<int>(call.type)](
-      share.in.data(), share.members, share.out.data(), outs, count);
+  reduce_all(call.op, call.type, share.in.data(), share.members, share.out.data(), outs, count);
 }
 
 // Like reduce, but into a block that stays in the cache; the optimizer updates this member's values
@@ -66,7 +65,6 @@ void update(Share& share, Work& work, std::uint64_t low, std::uint64_t count) {
   const bool keeps = work.update->keeps || stage != Update::Stage::both;
   const std::size_t unit = size_of(call.type);
   const std::uint64_t most = kBlock / unit;
-  const auto add = kernels().reduce[static_cast<int>(call.op)][static_cast<int>(call.type)];
   alignas(kLine) std::byte block[kBlock];
   for (std::uint64_t at = low, end = low + count; at < end; at += most) {
     const std::uint64_t part = std::min(most, end - at);
@@ -74,7 +72,8 @@ void update(Share& share, Work& work, std::uint64_t low, std::uint64_t count) {
       share.in[static_cast<std::size_t>(member)] = input(share, work, member) + at * unit;
     std::byte* own = work.in_region->part(share.me) + work.place.in_offset + at * unit;
     void* sums = keeps ? own : block;
-    if (stage != Update::Stage::values) add(share.in.data(), share.members, &sums, 1, part);
+    if (stage != Update::Stage::values)
+      reduce_all(call.op, call.type, share.in.data(), share.members, &sums, 1, part);
     if (stage == Update::Stage::sums) continue;
     std::byte* values = output(share, work, share.me) + at * unit;
     work.update->apply(values, static_cast<std::byte*>(sums), at, part);

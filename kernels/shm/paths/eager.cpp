@@ -152,8 +152,8 @@ void reduce_payloads(Share& share, const Work& work) {
   const bool take = share.members == 2 && payload_bytes(work, share.members, share.me) > kInline &&
                     spare_of(share, work, 1 - share.me) == 0;
   if (take) share.out[1] = payload(share, work, 1 - share.me) + offset;
-  kernels().reduce[static_cast<int>(call.op)][static_cast<int>(call.type)](
-      share.in.data(), share.members, share.out.data(), take ? 2 : 1, part.count);
+  reduce_all(call.op, call.type, share.in.data(), share.members, share.out.data(), take ? 2 : 1,
+             part.count);
 }
 
 void copy_payloads(const Share& share, const Work& work) {

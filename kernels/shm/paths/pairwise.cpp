@@ -94,8 +94,7 @@ void take(const Pair& pair, const std::byte* place, const Segment& part, std::ui
   share.in[static_cast<std::size_t>(share.me)] = work.in + own * pair.unit;
   share.in[static_cast<std::size_t>(pair.other)] = theirs;
   share.out[0] = out;
-  kernels().reduce[static_cast<int>(call.op)][static_cast<int>(call.type)](
-      share.in.data(), share.members, share.out.data(), 1, count);
+  reduce_all(call.op, call.type, share.in.data(), share.members, share.out.data(), 1, count);
 }
 
 // Bytes of a chunk that a member copies from its input to its output; none if already in place.

@@ -108,9 +108,8 @@ void reduce(Share& share, Work& work, std::uint64_t chunk) {
         in_rings(call) ? part.low + mine.low : chunk * chunk_elements(work, share.members);
     share.out[outs++] = work.out + low * unit;
   }
-  kernels().reduce[static_cast<int>(call.op)][static_cast<int>(call.type)](
-      share.in.data(), share.members, share.out.data(), static_cast<int>(outs),
-      mine.high - mine.low);
+  reduce_all(call.op, call.type, share.in.data(), share.members, share.out.data(),
+             static_cast<int>(outs), mine.high - mine.low);
 }
 
 // Copies a chunk out of the rings: reduced slices from the own ring, or the others' parts.

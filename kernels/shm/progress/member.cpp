@@ -94,8 +94,7 @@ void Member::copy_alone(Work& work) {
   if (call.op == Op::logical_and || call.op == Op::logical_or) {  // 1 or 0, of one member too
     const void* in[] = {work.in};
     void* out[] = {work.out};
-    kernels().reduce[static_cast<int>(call.op)][static_cast<int>(call.type)](in, 1, out, 1,
-                                                                             call.count);
+    reduce_all(call.op, call.type, in, 1, out, 1, call.count);
   } else if (bytes != 0 && work.in != work.out) {
     std::memcpy(work.out, work.in, bytes);
   }

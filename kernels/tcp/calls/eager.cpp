@@ -21,7 +21,8 @@ void finish_eager(const Request& request, int me, int members,
   if (reduces(call.collective)) {
     const std::uint64_t count = given_in_post(request, me, me).count;
     const std::vector<const void*> in(parts.begin(), parts.end());
-    if (count != 0) fold(call.op, call.type, in.data(), members, request.out, count, true, members);
+    void* const out = request.out;
+    if (count != 0) reduce_all(call.op, call.type, in.data(), members, &out, 1, count);
     return;
   }
   for (int from = 0; from < members; ++from) {

@@ -129,15 +129,23 @@ void Execution::arrived(int peer, const Header& header, Landing landing) {
     fold_one(index, header.offset, std::move(landing.block));
 }
 
+// Reduces `n` arrays to a chunk; a mean is divided where it is final.
+void Execution::fold(std::size_t index, std::uint64_t chunk, const void* const* in, int n,
+                     void* out) const {
+  const Call& call = work_->request.call;
+  const Stage& stage = plan_.stages[index];
+  const Op op = call.op == Op::mean && !stage.last ? Op::sum : call.op;
+  kernels().reduce[static_cast<int>(op)][static_cast<int>(call.type)](
+      in, n, &out, 1, elements_of(stage, chunk), members_);
+}
+
 // Reduces one chunk that came along a chain with the own contribution.
 void Execution::fold_one(std::size_t index, std::uint64_t chunk, Block block) {
   const Stage& stage = plan_.stages[index];
-  const Request& request = work_->request;
   std::byte* out = out_at(stage, chunk);
   std::byte* target = out != nullptr ? out : block.get();
   const void* in[] = {block.get(), in_at(stage, chunk)};
-  fold(request.call.op, request.call.type, in, 2, target, elements_of(stage, chunk), stage.last,
-       members_);
+  fold(index, chunk, in, 2, target);
   if (out != nullptr) block = nullptr;
   pass_on(index, {chunk, target, std::move(block)});
 }
@@ -145,7 +153,6 @@ void Execution::fold_one(std::size_t index, std::uint64_t chunk, Block block) {
 // Keeps a chunk until those of all sources are there; reduces them in member order.
 void Execution::meet(std::size_t index, std::uint64_t chunk, int peer, Block block) {
   const Stage& stage = plan_.stages[index];
-  const Request& request = work_->request;
   auto& blocks = progress_[index].meeting[chunk];
   blocks.resize(static_cast<std::size_t>(members_));
   blocks[static_cast<std::size_t>(peer)] = std::move(block);
@@ -161,8 +168,7 @@ void Execution::meet(std::size_t index, std::uint64_t chunk, int peer, Block blo
     kept = blocks[static_cast<std::size_t>(stage.from[0])];
     out = kept.get();
   }
-  fold(request.call.op, request.call.type, in.data(), members_, out, elements_of(stage, chunk),
-       stage.last, members_);
+  fold(index, chunk, in.data(), members_, out);
   progress_[index].meeting.erase(chunk);
   pass_on(index, {chunk, out, std::move(kept)});
 }

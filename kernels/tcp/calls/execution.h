@@ -74,6 +74,7 @@ class Execution : public std::enable_shared_from_this<Execution> {
   std::size_t index_of(std::uint32_t id) const;
   void pump(std::size_t index);
   void meet(std::size_t index, std::uint64_t chunk, int peer, Block block);
+  void fold(std::size_t index, std::uint64_t chunk, const void* const* in, int n, void* out) const;
   void fold_one(std::size_t index, std::uint64_t chunk, Block block);
   void pass_on(std::size_t index, Ready ready);
   void transmit(std::size_t index, std::size_t link, const Ready& ready);
@@ -94,9 +95,5 @@ class Execution : public std::enable_shared_from_this<Execution> {
   std::map<std::uint32_t, std::size_t> indices_;
   std::vector<Progress> progress_;
 };
-
-// Folds `n` arrays of one operator and type. `last` divides a mean by `members`.
-void fold(Op op, Type type, const void* const* in, int n, void* out, std::uint64_t count, bool last,
-          int members);
 
 }  // namespace allreduce::tcp
