@@ -137,10 +137,7 @@ void Messages::take(const Incoming& incoming) {
     case LetterKind::offer:
       return arrive(incoming);
     case LetterKind::accept:
-      if (const auto send = find(letter.send)) {
-        pending_.find(letter.send)->second.stage = Stage::moving;
-        sending_.push_back({send, letter, nullptr});
-      }
+      if (const auto send = find(letter.send)) sending_.push_back({send, letter, nullptr});
       return;
     case LetterKind::chunk:
       return take_chunk(letter);

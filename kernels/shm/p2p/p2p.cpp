@@ -47,7 +47,7 @@ void Messages::start_send(const std::shared_ptr<Work>& work) {
                 .send = work->seq};
   const bool small = fits_letter(work->call) && untaken_[static_cast<std::size_t>(to)] < kUntaken;
   if (to == share_.me) {
-    wait_for(work, Stage::offered);
+    wait_for(work);
     if (small) ++untaken_[static_cast<std::size_t>(to)];
     return arrive({letter, work->in, work->details.note, small ? nullptr : work});
   }
@@ -61,7 +61,7 @@ void Messages::start_send(const std::shared_ptr<Work>& work) {
       letter.offset = static_cast<std::uint64_t>(work->in - work->in_region->part(share_.me));
     }
   }
-  wait_for(work, Stage::offered);
+  wait_for(work);
   if (left(to)) {
     blame(Fault::left, to, *work);
     return;
@@ -70,7 +70,7 @@ void Messages::start_send(const std::shared_ptr<Work>& work) {
 }
 
 void Messages::start_recv(const std::shared_ptr<Work>& work) {
-  wait_for(work, Stage::looking);
+  wait_for(work);
   const auto first = std::find_if(arrivals_.begin(), arrivals_.end(), [&](const Arrival& arrival) {
     return fits(*work, arrival.message.letter);
   });
@@ -130,7 +130,6 @@ void Messages::meet(const std::shared_ptr<Work>& recv, const Incoming& message) 
 }
 
 void Messages::meet_offer(const std::shared_ptr<Work>& recv, const Letter& letter) {
-  pending_.find(recv->seq)->second.stage = Stage::moving;
   // Its own memory of the region may be gone here: then the message moves as any other.
   auto region = letter.where == 0 ? nullptr : share_.group.find_region(letter.where);
   if (region) return fetching_.push_back({recv, letter, std::move(region)});
@@ -155,12 +154,10 @@ Progress Messages::advance() {
 
 std::shared_ptr<Work> Messages::find(std::uint64_t number) const {
   const auto found = pending_.find(number);
-  return found == pending_.end() ? nullptr : found->second.work;
+  return found == pending_.end() ? nullptr : found->second;
 }
 
-void Messages::wait_for(const std::shared_ptr<Work>& work, Stage stage) {
-  pending_.emplace(work->seq, Pending{work, stage});
-}
+void Messages::wait_for(const std::shared_ptr<Work>& work) { pending_.emplace(work->seq, work); }
 
 void Messages::settle(const std::shared_ptr<Work>& work) {
   pending_.erase(work->seq);
@@ -175,8 +172,8 @@ void Messages::count() {
 
 void Messages::fail_all() {
   ended_.store(true, std::memory_order_release);
-  for (const auto& [number, pending] : pending_)
-    pending.work->state.store(State::failed, std::memory_order_release);
+  for (const auto& [number, work] : pending_)
+    work->state.store(State::failed, std::memory_order_release);
   pending_.clear();
   looking_.clear();
   arrivals_.clear();
@@ -197,8 +194,8 @@ bool Messages::left(int member) const {
 }
 
 // Whether a message waits for one of these.
-bool Messages::needs(const Pending& pending, const std::vector<bool>& gone) const {
-  const int peer = pending.work->call.root;
+bool Messages::needs(const Work& work, const std::vector<bool>& gone) const {
+  const int peer = work.call.root;
   if (peer != kAny) return gone[static_cast<std::size_t>(peer)];
   for (int member = 0; member < share_.members; ++member)
     if (member != share_.me && !gone[static_cast<std::size_t>(member)]) return false;
@@ -214,11 +211,11 @@ void Messages::check_left() {
   // `left` is a member's last store: it writes no letters after it.
   while (write_unsent() || read_letter()) {
   }
-  for (const auto& [number, pending] : pending_) {
-    if (!needs(pending, gone)) continue;
-    const int peer = pending.work->call.root;
+  for (const auto& [number, work] : pending_) {
+    if (!needs(*work, gone)) continue;
+    const int peer = work->call.root;
     const auto first = std::find(gone.begin(), gone.end(), true) - gone.begin();
-    blame(Fault::left, peer == kAny ? static_cast<int>(first) : peer, *pending.work);
+    blame(Fault::left, peer == kAny ? static_cast<int>(first) : peer, *work);
     return;
   }
   count();
@@ -235,7 +232,7 @@ bool Messages::blame(Fault fault, int member, const Work& work, const MessageRec
 
 bool Messages::tell_first(std::uint64_t& number) {
   if (pending_.empty() || share_.group.culprit_word() != 0) return false;
-  const Work& work = *pending_.begin()->second.work;
+  const Work& work = *pending_.begin()->second;
   record(share_.own().mismatch[0], work);
   number = work.seq;
   return true;

@@ -50,12 +50,6 @@ class Messages {
   bool busy() const;
 
  private:
-  // looking: a recv without a message; offered: a send without a recv; moving: the two have met.
-  enum class Stage : std::uint8_t { looking, offered, moving };
-  struct Pending {
-    std::shared_ptr<Work> work;
-    Stage stage;
-  };
   // A message, or the offer of one.
   struct Incoming {
     Letter letter;
@@ -101,17 +95,17 @@ class Messages {
   bool fetch();
 
   std::shared_ptr<Work> find(std::uint64_t number) const;
-  void wait_for(const std::shared_ptr<Work>& work, Stage stage);
+  void wait_for(const std::shared_ptr<Work>& work);
   void settle(const std::shared_ptr<Work>& work);
   void count();
   bool left(int member) const;
-  bool needs(const Pending& pending, const std::vector<bool>& gone) const;
+  bool needs(const Work& work, const std::vector<bool>& gone) const;
   bool blame(Fault fault, int member, const Work& work, const MessageRecord* other = nullptr);
   Mailbox& own() const { return share_.control().mailbox(share_.me); }
 
   Share& share_;
   std::uint64_t started_ = 0;
-  std::map<std::uint64_t, Pending> pending_;  // by number: all works that are not done
+  std::map<std::uint64_t, std::shared_ptr<Work>> pending_;  // by number: all that are not done
   std::deque<std::shared_ptr<Work>> looking_;
   std::deque<Arrival> arrivals_;
   std::deque<Move> sending_, fetching_;
