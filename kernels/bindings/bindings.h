@@ -9,9 +9,6 @@ namespace allreduce {
 
 struct Call;
 struct CallSpec;
-namespace tcp {
-struct Request;
-}
 
 // Group, Member and Work of the shared transport.
 void bind_comm(nanobind::module_& m);
@@ -22,9 +19,8 @@ void bind_plan(nanobind::module_& m);
 void bind_updates(nanobind::module_& m);
 // Methods of communicators that are native for plain arrays.
 void bind_fast_method(nanobind::module_& m);
-// TcpMember and TcpWork of the tcp transport.
+// TcpMember and TcpWork of the tcp transport, and plans of its calls.
 void bind_tcp(nanobind::module_& m);
-void bind_tcp_plan(nanobind::module_& m);
 // The graph's kernels, chains of element-wise operations, and replays.
 void bind_tensor(nanobind::module_& m);
 void bind_images(nanobind::module_& m);
@@ -41,8 +37,6 @@ void bind_exit(nanobind::module_& m);
 CallSpec spec_of(const nanobind::tuple& words);
 // A call as a tuple, in the order of its signature.
 nanobind::tuple describe(const Call& call);
-// A call as words() in comm/transports/tcp/calls.py has it.
-tcp::Request tcp_request(const nanobind::tuple& words);
 
 // UTF-8 that may have been truncated: invalid bytes become U+FFFD.
 inline nanobind::object text_of(std::string_view text) {

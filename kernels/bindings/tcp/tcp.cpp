@@ -1,5 +1,5 @@
-// The tcp transport for Python: members with their connected sockets, and calls on memory that
-// Python keeps alive until they are settled.
+// The tcp transport for Python: members with their connected sockets, calls on memory that Python
+// keeps alive until they are settled, and plans of calls.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -12,6 +12,7 @@
 
 #include "bindings/bindings.h"
 #include "core/gil.h"
+#include "core/segments.h"
 #include "tcp/io/engine.h"
 
 namespace nb = nanobind;
@@ -56,6 +57,24 @@ auto ask(const Handle& handle, const Function& function) {
   return result;
 }
 
+// A function for Python that asks a member's method.
+template <class Result, class... Arguments>
+auto asking(Result (Member::*method)(Arguments...) const) {
+  return [method](const Handle& handle, Arguments... arguments) {
+    return ask(handle, [&](const Member& member) { return (member.*method)(arguments...); });
+  };
+}
+
+// A call as words() in comm/transports/tcp/calls.py has it.
+Request request_of(const nb::tuple& words) {
+  Request request;
+  static_cast<CallSpec&>(request) = spec_of(nb::cast<nb::tuple>(words[0]));
+  request.call.path = static_cast<Path>(nb::cast<int>(words[1]));
+  request.tag = nb::cast<std::int64_t>(words[2]);
+  request.chunk = nb::cast<std::uint64_t>(words[3]);
+  return request;
+}
+
 // The sockets are closed if this fails.
 std::shared_ptr<Handle> make_member(int index, const std::vector<std::vector<int>>& fds) {
   auto member = std::make_shared<Member>(index, fds);
@@ -68,7 +87,7 @@ std::shared_ptr<Handle> make_member(int index, const std::vector<std::vector<int
 
 std::shared_ptr<Work> start(const Handle& handle, const nb::tuple& words, nb::bytes signature,
                             std::uintptr_t in, std::uintptr_t out) {
-  Request request = tcp_request(words);
+  Request request = request_of(words);
   if (request.chunk < kLeastElement || request.chunk > tcp::kMaxChunk)
     throw nb::value_error("a chunk that no block holds");
   request.signature.assign(signature.c_str(), signature.size());
@@ -128,17 +147,9 @@ nb::object last_call(const Handle& handle, int of) {
   return nb::make_tuple(found->first, bytes_of(found->second));
 }
 
-std::vector<int> missing(const Handle& handle, std::uint64_t key) {
-  return ask(handle, [&](Member& member) { return member.missing(key); });
-}
-
-std::vector<int> absent(const Handle& handle, std::uint64_t key) {
-  return ask(handle, [&](Member& member) { return member.absent(key); });
-}
-
 void tell_awaited(const Handle& handle, int awaited, std::uint64_t in) {
   ask(handle, [&](Member& member) {
-    member.tell_awaited(awaited, in);
+    member.tell_waits(in, awaited);
     member.flush();
     return true;
   });
@@ -150,26 +161,6 @@ void tell_under_way(const Handle& handle) {
     member.flush();
     return true;
   });
-}
-
-int awaited_in_call(const Handle& handle, int by, std::uint64_t key) {
-  return ask(handle, [&](Member& member) { return member.awaited_in_call(by, key); });
-}
-
-int awaited(const Handle& handle, int by) {
-  return ask(handle, [&](Member& member) { return member.awaited(by); });
-}
-
-std::uint64_t awaited_in(const Handle& handle, int by) {
-  return ask(handle, [&](Member& member) { return member.awaited_in(by); });
-}
-
-std::vector<std::uint64_t> payload_bytes(const Handle& handle) {
-  return ask(handle, [](Member& member) { return member.payload_bytes(); });
-}
-
-std::size_t staging_bytes(const Handle& handle) {
-  return ask(handle, [](Member& member) { return member.staging_bytes(); });
 }
 
 void die(const Handle& handle, Fault fault, int member, std::uint64_t key,
@@ -205,6 +196,34 @@ nb::bytes abort_frame(int member, const std::string& reason) {
   return nb::bytes(words.data(), words.size());
 }
 
+// A member's plan: elements per chunk, staged chunks per source, and for each stage its sources,
+// elements and destinations, and whether it reduces, stores and stages here.
+nb::tuple plan_of(const nb::tuple& words, int index, int members) {
+  const tcp::Plan made = tcp::make_plan(request_of(words), index, members);
+  nb::list stages;
+  for (const tcp::Stage& stage : made.stages) {
+    std::vector<int> to;
+    for (const tcp::Link& link : stage.to) to.push_back(link.peer);
+    stages.append(nb::make_tuple(stage.from, stage.elements, to, stage.reduce,
+                                 stage.out != tcp::kNowhere, stage.windowed));
+  }
+  return nb::make_tuple(made.chunk, made.window, stages);
+}
+
+// Elements that a member sends, gets from others and takes from its own input in a call whose
+// contributions travel with the posts.
+nb::tuple eager_plan(const nb::tuple& words, int me, int members) {
+  const Request request = request_of(words);
+  const bool gets = request.call.collective != Collective::reduce || me == request.call.root;
+  std::uint64_t sent = 0, got = 0;
+  for (int member = 0; member < members; ++member) {
+    if (member == me) continue;
+    sent += given_in_post(request, me, member).count;
+    if (gets) got += taken(request, me, member).count;
+  }
+  return nb::make_tuple(sent, got, gets ? taken(request, me, me).count : 0);
+}
+
 void bind_tcp_member(nb::module_& m) {
   m.def("tcp_abort_frame", &abort_frame, nb::arg("member"), nb::arg("reason"));
   nb::class_<Handle>(m, "TcpMember")
@@ -213,15 +232,15 @@ void bind_tcp_member(nb::module_& m) {
       .def("close_inherited", [](const Handle& handle) { handle.member->close_inherited(); })
       .def("start", &start, nb::arg("words"), nb::arg("signature"), nb::arg("x"), nb::arg("out"))
       .def("culprit", &culprit)
-      .def("missing", &missing, nb::arg("seq"))
-      .def("absent", &absent, nb::arg("seq"))
+      .def("missing", asking(&Member::missing), nb::arg("seq"))
+      .def("absent", asking(&Member::absent), nb::arg("seq"))
       .def("tell_awaited", &tell_awaited, nb::arg("member"), nb::arg("call") = 0)
       .def("tell_under_way", &tell_under_way)
-      .def("awaited_in_call", &awaited_in_call, nb::arg("by"), nb::arg("seq"))
-      .def("awaited", &awaited, nb::arg("by"))
-      .def("awaited_in", &awaited_in, nb::arg("by"))
-      .def("payload_bytes", &payload_bytes)
-      .def("staging_bytes", &staging_bytes)
+      .def("awaited_in_call", asking(&Member::awaited_in_call), nb::arg("by"), nb::arg("seq"))
+      .def("awaited", asking(&Member::awaited), nb::arg("by"))
+      .def("awaited_in", asking(&Member::awaited_in), nb::arg("by"))
+      .def("payload_bytes", asking(&Member::payload_bytes))
+      .def("staging_bytes", asking(&Member::staging_bytes))
       .def("posted_call", &posted_call, nb::arg("member"), nb::arg("seq"))
       .def("last_call", &last_call, nb::arg("member"))
       .def("blame_timeout", &blame_timeout, nb::arg("member"), nb::arg("key"), nb::arg("reason"))
@@ -262,7 +281,9 @@ void bind_tcp(nb::module_& m) {
   nb::register_exception_translator(&translate);
   bind_tcp_work(m);
   bind_tcp_member(m);
-  bind_tcp_plan(m);
+  m.def("tcp_eager_plan", &eager_plan, nb::arg("words"), nb::arg("me"), nb::arg("members"));
+  m.def("tcp_plan", &plan_of, nb::arg("words"), nb::arg("index"), nb::arg("members"));
+  m.attr("TCP_FIRST_DATA") = tcp::kData;
 }
 
 }  // namespace allreduce

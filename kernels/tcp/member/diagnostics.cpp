@@ -48,10 +48,6 @@ std::vector<int> Member::missing(std::uint64_t key) const {
   return found;
 }
 
-void Member::tell_awaited(int member, std::uint64_t call) {
-  tell_waits(call, member == kNobody ? n_ : member);
-}
-
 void Member::tell_waits(std::uint64_t in, int member) {
   for (int to = 0; to < n_ && !dead() && !leaving_; ++to) {
     if (to == me_) continue;

@@ -59,9 +59,9 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   // The ones whose own posts or messages are missing: not members that have posted and sent their
   // part.
   std::vector<int> absent(std::uint64_t key) const;
-  // Reports to all others the member that this one waits for, or kNobody; and the kind of call, in
-  // Python's numbering.
-  void tell_awaited(int member, std::uint64_t call);
+  // Reports to all others the member that this one waits for, or kNobody; and in which call: of
+  // messages the kind, in Python's numbering.
+  void tell_waits(std::uint64_t in, int member);
   // Reports to all others, once, the member that this one waits for in the current collective.
   // Every living member answers with its own, whatever its threads do.
   void tell_under_way();
@@ -191,7 +191,6 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
 
   // diagnostics.cpp
   std::shared_ptr<Work> started(std::uint64_t key) const;
-  void tell_waits(std::uint64_t in, int member);
   void take_waits(int from, const Header& header);
 
   // messages.cpp: send and recv
