@@ -192,13 +192,13 @@ void Execution::pass_on(std::size_t index, Ready ready) {
 
 void Execution::transmit(std::size_t index, std::size_t link, const Ready& ready) {
   const Stage& stage = plan_.stages[index];
+  const std::size_t bytes = elements_of(stage, ready.chunk) * work_->request.element();
   Outgoing frame;
-  frame.header.kind = Kind::data;
-  frame.header.key = remote_key_;
-  frame.header.offset = ready.chunk;
-  frame.header.stage = stage.to[link].stage;
-  frame.header.length =
-      static_cast<std::uint32_t>(elements_of(stage, ready.chunk) * work_->request.element());
+  frame.header = {.kind = Kind::data,
+                  .key = remote_key_,
+                  .offset = ready.chunk,
+                  .stage = stage.to[link].stage,
+                  .length = static_cast<std::uint32_t>(bytes)};
   frame.data = ready.data;
   frame.hold = ready.hold;
   frame.execution = shared_from_this();

@@ -44,12 +44,11 @@ void Member::start_send(const std::shared_ptr<Work>& work) {
     return blame(Fault::left, to, work->key);
   }
   const bool small = request.call.path == Path::eager && peer(to).unaccepted < kUnaccepted;
-  Header header{};
-  header.kind = small ? Kind::message : Kind::offer;
-  header.key = work->key;
-  header.offset = static_cast<std::uint64_t>(request.tag);
-  header.stage = static_cast<std::uint32_t>(request.call.type);
-  header.signature = static_cast<std::uint16_t>(request.signature.size());
+  const Header header{.kind = small ? Kind::message : Kind::offer,
+                      .signature = static_cast<std::uint16_t>(request.signature.size()),
+                      .key = work->key,
+                      .offset = static_cast<std::uint64_t>(request.tag),
+                      .stage = static_cast<std::uint32_t>(request.call.type)};
   std::vector<std::byte> payload;
   append(payload, request.signature.data(), request.signature.size());
   append(payload, &request.call.count, sizeof(request.call.count));
@@ -163,20 +162,18 @@ void Member::match(const std::shared_ptr<Work>& work, Arrival arrival) {
     arrival.own->settle(State::done);
     return work->settle(State::done);
   }
-  Header header{};
-  header.kind = Kind::accept;
-  header.key = arrival.key;
+  Header header{.kind = Kind::accept, .key = arrival.key};
   if (!arrival.offered) {
     if (!arrival.payload.empty())
       std::memcpy(request.out, arrival.payload.data(), arrival.payload.size());
-    send_control(arrival.source, header, {});
+    send_control(arrival.source, header);
     return work->settle(State::done);
   }
   const auto execution =
       std::make_shared<Execution>(work, make_plan(request, me_, n_), *this, me_, n_, started_);
   exchanges_[work->key] = execution;
   header.offset = work->key;
-  send_control(arrival.source, header, {});
+  send_control(arrival.source, header);
   if (execution->finished()) finish_message(work->key);
 }
 

@@ -22,7 +22,7 @@ class Planner {
     const bool direct = request_.call.path == Path::direct;
     const bool windowed = direct || passing == kNowhere;
     const int place = (me_ - end - 1 + n_) % n_;  // along the chain, which ends at n - 1
-    Stage stage{.id = id, .from = {}, .to = {}, .elements = elements, .in = signed_of(in)};
+    Stage stage{.id = id, .elements = elements, .in = signed_of(in)};
     if (me_ == end) {
       stage.from = direct ? others() : std::vector<int>{before()};
       stage.to = onward;
@@ -52,25 +52,17 @@ class Planner {
     return links;
   }
   void spread_to_me(std::uint32_t id, int root, std::uint64_t elements, std::uint64_t out) {
-    Stage stage{.id = id, .from = {}, .to = {}, .elements = elements};
-    stage.out = signed_of(out);
-    stage.from = {request_.call.path == Path::chain ? before() : root};
-    if (request_.call.path == Path::chain && after() != root) stage.to = {{after(), id, false}};
-    stages.push_back(stage);
+    if (request_.call.path != Path::chain) return store(id, root, elements, out);
+    store(id, before(), elements, out);
+    if (after() != root) stages.back().to = {{after(), id, false}};
   }
   void origin(std::uint32_t id, std::vector<Link> to, std::uint64_t elements, std::uint64_t in,
               std::int64_t out) {
-    stages.push_back({.id = id,
-                      .from = {},
-                      .to = std::move(to),
-                      .elements = elements,
-                      .in = signed_of(in),
-                      .out = out});
+    stages.push_back(
+        {.id = id, .to = std::move(to), .elements = elements, .in = signed_of(in), .out = out});
   }
   void store(std::uint32_t id, int from, std::uint64_t elements, std::uint64_t out) {
-    Stage stage{.id = id, .from = {from}, .to = {}, .elements = elements};
-    stage.out = signed_of(out);
-    stages.push_back(stage);
+    stages.push_back({.id = id, .from = {from}, .elements = elements, .out = signed_of(out)});
   }
   static std::int64_t signed_of(std::uint64_t value) { return static_cast<std::int64_t>(value); }
 

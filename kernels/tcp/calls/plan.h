@@ -24,10 +24,10 @@ struct Link {
 };
 
 struct Stage {
-  std::uint32_t id;
-  std::vector<int> from;  // in rising order; empty where a flow begins
-  std::vector<Link> to;
-  std::uint64_t elements;
+  std::uint32_t id = 0;
+  std::vector<int> from = {};  // in rising order; empty where a flow begins
+  std::vector<Link> to = {};
+  std::uint64_t elements = 0;
   std::int64_t in = kNowhere;   // where the own contribution lies, in elements of the input
   std::int64_t out = kNowhere;  // where the result is stored, in elements of the output
   bool reduce = false;          // received data is reduced with the own contribution

@@ -50,7 +50,6 @@ Connection::Connection(int fd, int peer, int channel) : fd_(fd), peer_(peer), ch
 Connection::~Connection() { close(fd_); }
 
 void Connection::queue(Outgoing frame) {
-  frame.header.magic = kMagic;
   frame.order = order_++;
   waiting_.push(std::move(frame));
 }
@@ -123,7 +122,7 @@ bool Connection::accept_header(Owner& owner) {
 
 Flow Connection::receive(Owner& owner) {
   for (std::size_t total = 0; total < kTurn;) {
-    Header next{};
+    Header next;
     const ssize_t count = read_some(next);
     if (count == 0) return Flow::ended;
     if (count < 0) {

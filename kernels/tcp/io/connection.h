@@ -17,7 +17,7 @@ class Execution;
 
 // A frame to send: its payload is either its own or lies in an array of its call.
 struct Outgoing {
-  Header header{};
+  Header header;
   std::vector<std::byte> own;
   const std::byte* data = nullptr;
   Block hold;                            // where `data` lies, if it is staged
@@ -99,7 +99,7 @@ class Connection {
   std::size_t wire_bytes_ = 0;
   std::uint64_t order_ = 0;
 
-  Header header_{};
+  Header header_;
   std::size_t header_got_ = 0;
   Landing landing_;
   std::size_t payload_got_ = 0;

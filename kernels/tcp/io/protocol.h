@@ -61,18 +61,18 @@ enum class Kind : std::uint8_t {
 inline constexpr std::uint64_t kUnderWay = 16;
 
 // Integers as x86-64 and arm64 have them; the handshake's version stands for the order of bytes.
+inline constexpr std::uint32_t kMagic = 0x52415031;
 struct Header {
-  std::uint32_t magic;
-  Kind kind;
-  std::uint8_t reserved;
-  std::uint16_t signature;  // bytes of it in the payload
-  std::uint64_t key;
-  std::uint64_t offset;
-  std::uint32_t stage;
-  std::uint32_t length;  // of the payload
+  std::uint32_t magic = kMagic;
+  Kind kind{};
+  std::uint8_t reserved = 0;
+  std::uint16_t signature = 0;  // bytes of it in the payload
+  std::uint64_t key = 0;
+  std::uint64_t offset = 0;
+  std::uint32_t stage = 0;
+  std::uint32_t length = 0;  // of the payload
 };
 static_assert(sizeof(Header) == 32);
-inline constexpr std::uint32_t kMagic = 0x52415031;
 
 // Why a communicator is dead, as its members tell it to each other.
 struct Culprit {

@@ -49,14 +49,9 @@ std::vector<int> Member::missing(std::uint64_t key) const {
 }
 
 void Member::tell_waits(std::uint64_t in, int member) {
-  for (int to = 0; to < n_ && !dead() && !leaving_; ++to) {
-    if (to == me_) continue;
-    Header header{};
-    header.kind = Kind::waits;
-    header.key = in;
-    header.stage = static_cast<std::uint32_t>(member);
-    send_control(to, header, {});
-  }
+  const Header header{.kind = Kind::waits, .key = in, .stage = static_cast<std::uint32_t>(member)};
+  for (int to = 0; to < n_ && !dead() && !leaving_; ++to)
+    if (to != me_) send_control(to, header);
 }
 
 void Member::take_waits(int from, const Header& header) {

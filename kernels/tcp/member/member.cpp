@@ -114,17 +114,15 @@ void Member::post(Pending& pending) {
   const std::uint64_t key = pending.work->key;
   for (int member = 0; member < n_; ++member) {
     if (member == me_) continue;
-    Header header{};
-    header.kind = Kind::post;
-    header.key = key;
-    header.signature = static_cast<std::uint16_t>(request.signature.size());
     const auto* text = reinterpret_cast<const std::byte*>(request.signature.data());
     std::vector<std::byte> payload(text, text + request.signature.size());
     if (request.call.path == Path::eager) {
       const auto [from, bytes] = contribution(request, me_, member);
       payload.insert(payload.end(), from, from + bytes);
     }
-    send_control(member, header, std::move(payload));
+    const auto signature = static_cast<std::uint16_t>(request.signature.size());
+    send_control(member, {.kind = Kind::post, .signature = signature, .key = key},
+                 std::move(payload));
   }
   pending.posted = true;
   agree(key);
@@ -217,12 +215,7 @@ void Member::send_data(int to, Outgoing frame) {
 }
 
 void Member::send_credit(int to, std::uint64_t key, std::uint32_t stage, std::uint64_t allowed) {
-  Header header{};
-  header.kind = Kind::credit;
-  header.key = key;
-  header.offset = allowed;
-  header.stage = stage;
-  send_control(to, header, {});
+  send_control(to, {.kind = Kind::credit, .key = key, .offset = allowed, .stage = stage});
 }
 
 }  // namespace allreduce::tcp

@@ -168,7 +168,7 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
 
   // control_frames.cpp
   void touch(Connection& connection);
-  void send_control(int peer, Header header, std::vector<std::byte> payload);
+  void send_control(int peer, Header header, std::vector<std::byte> payload = {});
   bool take_control(Connection& from, const Header& header);
 
   // shutdown.cpp: faults, ends of connections, leaving

@@ -24,13 +24,11 @@ constexpr auto kLeaveInterval = std::chrono::milliseconds(2);
 
 // The fault and both members in one word; the lengths of two signatures and a reason before them.
 std::pair<Header, std::vector<std::byte>> fault_frame(const Culprit& culprit) {
-  Header header{};
-  header.magic = kMagic;
-  header.kind = Kind::fault;
-  header.key = culprit.key;
-  header.offset = static_cast<std::uint64_t>(culprit.fault) |
-                  static_cast<std::uint64_t>(culprit.member) << 8 |
-                  static_cast<std::uint64_t>(culprit.observer) << 32;
+  Header header{.kind = Kind::fault,
+                .key = culprit.key,
+                .offset = static_cast<std::uint64_t>(culprit.fault) |
+                          static_cast<std::uint64_t>(culprit.member) << 8 |
+                          static_cast<std::uint64_t>(culprit.observer) << 32};
   std::vector<std::byte> payload;
   const std::string* parts[] = {&culprit.of_member, &culprit.of_observer, &culprit.reason};
   for (const std::string* part : parts) {
@@ -285,13 +283,8 @@ void Member::leave(Clock::time_point deadline, std::shared_ptr<Work> farewell) {
   if (verdict_ && !leaving_ && !dead()) die(verdict_->culprit);  // the others are to hear of it
   if (std::exchange(leaving_, true)) return;
   const std::uint64_t completed = first_pending();
-  for (int member = 0; member < n_ && !dead(); ++member) {
-    if (member == me_) continue;
-    Header header{};
-    header.kind = Kind::goodbye;
-    header.key = completed;
-    send_control(member, header, {});
-  }
+  for (int member = 0; member < n_ && !dead(); ++member)
+    if (member != me_) send_control(member, {.kind = Kind::goodbye, .key = completed});
   // What the system has of complete calls may still be on its way: those connections stay open.
   for (Peer& one : peers_)
     for (auto& connection : one.connections) {
