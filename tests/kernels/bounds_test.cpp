@@ -137,12 +137,9 @@ void test_spare_page() {
 
 void test_texts() {
   Strangers strangers;
-  Note& note = strangers.control().note(1, 0);
-  note.length = UINT32_MAX;
-  check(note.get().size() == Note::kText, "a note is longer than its place");
-  Remark remark;
+  Remark& remark = strangers.control().note(1, 0).remark;
   remark.length = UINT16_MAX;
-  check(remark.get().size() == Note::kText, "a remark is longer than its place");
+  check(remark.get().size() == Remark::kText, "a remark is longer than its place");
   strangers.group->blame({Fault::lost, kMaxMembers - 1, kMaxMembers - 1, 1});
   const Culprit culprit = strangers.group->culprit();
   check(culprit.member == 1 && culprit.observer == 1, "there is no such member");

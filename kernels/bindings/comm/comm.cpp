@@ -43,7 +43,7 @@ nb::object posted_call(const Group& group, int member, std::uint64_t seq) {
 
 // A member's note on a call, or None.
 nb::object note(const Group& group, int member, std::uint64_t seq) {
-  const Note* found = group.control().note(member, seq).read(seq);
+  const Remark* found = group.control().note(member, seq).read(seq);
   if (found == nullptr) return nb::none();
   const std::string_view text = found->get();
   return nb::bytes(text.data(), text.size());

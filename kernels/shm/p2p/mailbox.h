@@ -2,12 +2,9 @@
 // the windows through which large messages move (see p2p.h).
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <string_view>
 
 #include "core/call.h"
 #include "shm/memory/layout.h"
@@ -57,24 +54,12 @@ struct alignas(kLine) LetterBox {
 };
 static_assert(sizeof(LetterBox) == kLine);
 
-// The sender's note on its call, as in Note.
-struct Remark {
-  void set(std::string_view from) {
-    length = static_cast<std::uint16_t>(std::min(from.size(), Note::kText));
-    std::memcpy(text, from.data(), length);
-  }
-  std::string_view get() const { return {text, std::min<std::size_t>(length, Note::kText)}; }
-
-  std::uint16_t length = 0;
-  char text[Note::kText];
-};
-
 // A member's mailbox, which all others write to, and the windows that they read from.
 struct alignas(kPage) Mailbox {
   alignas(kLine) std::atomic<std::uint64_t> next;  // positions that writers have taken
   Counter filled[kWindows];  // 1 from when the owner gives a chunk till its receiver has copied it
   LetterBox letters[kLetters];
-  Remark remarks[kLetters];  // of messages and offers
+  Remark remarks[kLetters];  // of the senders of messages and offers
   alignas(kLine) std::byte payloads[kLetters][kEager];
   alignas(kLine) std::byte windows[kWindows][kWindow];
 };

@@ -188,7 +188,7 @@ class Control {
 // The number of this layout: builds whose numbers differ must not share a region. Raise the first
 // term when words change their meaning and no size does.
 inline constexpr std::uint64_t layout_number() {
-  std::uint64_t number = 1;
+  std::uint64_t number = 2;
   for (const std::uint64_t part :
        {kSlots, kInline, kSmall, kRing, kPlaceStride, kLap, sizeof(Header), sizeof(MemberState),
         sizeof(Slot), sizeof(Note), sizeof(MessageRecord), sizeof(Mailbox), kLine, kPage})
