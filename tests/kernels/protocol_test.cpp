@@ -263,7 +263,7 @@ void test_abort(int size) {
   ranks(size, [&](Member& member) {
     std::vector<float> data(300000, 1);
     if (member.index() == 1) {
-      member.abort("enough", 6);
+      member.abort("enough");
       return;
     }
     for (;;) {

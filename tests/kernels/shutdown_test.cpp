@@ -189,7 +189,7 @@ class Job {
         if (size_ == 2) own.group->blame({Fault::mismatch, 1 - rank, rank, 1});
         break;
       case End::abort:
-        own.member->abort("enough", 6);
+        own.member->abort("enough");
         break;
       case End::leave:
         own.member->leave();

@@ -9,17 +9,12 @@
 namespace nb = nanobind;
 
 namespace allreduce {
-namespace {
-
-const std::function<bool()> kInterrupted = interrupted;
-
-}  // namespace
 
 Outcome wait(Member& member, Work& work, double seconds) {
   Outcome outcome;
   {
     const GilRelease release;
-    outcome = Engine::instance().wait(member, work, seconds, kInterrupted);
+    outcome = Engine::instance().wait(member, work, seconds, interrupted);
   }
   if (outcome == Outcome::interrupted) throw nb::python_error();
   return outcome;

@@ -173,8 +173,7 @@ class Guard {
  public:
   Guard(Member& member, const std::shared_ptr<Work>& work) : member_(member), work_(work) {}
   ~Guard() {
-    constexpr std::string_view kReason = "a collective was left in the middle";
-    if (work_ && !settled(*work_)) member_.abort(kReason.data(), kReason.size());
+    if (work_ && !settled(*work_)) member_.abort("a collective was left in the middle");
   }
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;

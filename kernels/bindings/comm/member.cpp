@@ -1,7 +1,7 @@
 // The shared transport for Python: members, and calls on anything with the buffer protocol.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
@@ -126,18 +126,10 @@ void bind_member(nb::module_& m) {
            nb::arg("update"), nb::arg("note"), nb::arg("digest"))
       .def("start_message", &start_message, nb::arg("x").none(), nb::arg("out").none(),
            nb::arg("peer"), nb::arg("tag"), nb::arg("note"))
-      .def(
-          "give_up",
-          [](Member& member, const Work& work, int blamed, const std::string& reason) {
-            member.give_up(work, blamed, reason);
-          },
-          nb::arg("work"), nb::arg("blamed"), nb::arg("reason"), nb::call_guard<GilRelease>())
-      .def(
-          "give_up_message",
-          [](Member& member, const Work& work, const std::string& reason) {
-            member.give_up_message(work, reason);
-          },
-          nb::arg("work"), nb::arg("reason"), nb::call_guard<GilRelease>())
+      .def("give_up", &Member::give_up, nb::arg("work"), nb::arg("blamed"), nb::arg("reason"),
+           nb::call_guard<GilRelease>())
+      .def("give_up_message", &Member::give_up_message, nb::arg("work"), nb::arg("reason"),
+           nb::call_guard<GilRelease>())
       .def_rw("fast_seconds", &Member::fast_seconds)
       .def(
           "wait",
@@ -155,12 +147,7 @@ void bind_member(nb::module_& m) {
       .def("exposed", &Member::exposed, nb::call_guard<GilRelease>())
       .def("isolate", &Member::isolate, nb::call_guard<GilRelease>())
       .def("leave", &Member::leave, nb::call_guard<GilRelease>())
-      .def(
-          "abort",
-          [](Member& member, const std::string& reason) {
-            member.abort(reason.data(), reason.size());
-          },
-          nb::arg("reason"), nb::call_guard<GilRelease>());
+      .def("abort", &Member::abort, nb::arg("reason"), nb::call_guard<GilRelease>());
 }
 
 }  // namespace allreduce

@@ -65,8 +65,7 @@ Py_ssize_t PythonReplay::run(std::size_t first, std::size_t last) {
   std::size_t done;
   {
     const GilRelease released;
-    static const std::function<bool()> kInterrupted = interrupted;
-    done = replay_.run(first, last, kInterrupted);
+    done = replay_.run(first, last, interrupted);
   }
   if (PyErr_Occurred()) throw nb::python_error();
   return done == last - first ? -1 : static_cast<Py_ssize_t>(done);

@@ -296,13 +296,13 @@ int Member::isolate() {
   }
 }
 
-void Member::abort(const char* reason, std::size_t length) {
+void Member::abort(std::string_view reason) {
   if (group_->inherited()) return;
   std::uint64_t next = 0;
   {
     std::lock_guard lock(mutex_);
     next = started_;
-    explain(share_, {reason, length});
+    explain(share_, reason);
   }
   group_->blame({Fault::aborted, index(), index(), next});
   std::lock_guard lock(mutex_);

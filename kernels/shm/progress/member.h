@@ -62,7 +62,7 @@ class Member {
   // Takes those out of the memory that processes share; returns 0, or an errno value if some stay.
   int isolate();
   // Kills the communicator in this member's name.
-  void abort(const char* reason, std::size_t length);
+  void abort(std::string_view reason);
   // Kills it because a call, or a message, took too long; unless it is complete by now. The reason
   // is for the others to read.
   void give_up(const Work& work, int blamed, std::string_view reason);
