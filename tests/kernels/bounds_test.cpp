@@ -24,7 +24,7 @@ struct Strangers {
     for (std::uint64_t i = 0; i < kCollectives; ++i)
       check(made.set(static_cast<Collective>(i), {kSmall, {band}}, 2) == "", "rules");
     group = std::make_shared<Group>(-1, 2, 2, made);
-    check(group->map_region(1, -1, kElements * sizeof(double), 1) == 0, "no symmetric memory");
+    group->map_region(1, -1, kElements * sizeof(double), 1);
     member = std::make_unique<Member>(group, 0);
   }
   const Control& control() const { return group->control(); }

@@ -138,7 +138,7 @@ void test_symmetric(int size) {
   constexpr std::size_t count = 100003;
   ranks(size, [&](Member& member) {
     const int me = member.index(), to = (me + 1) % size, from = (me + size - 1) % size;
-    if (me == 0) check(member.group().map_region(1, -1, count * 8, size) == 0, "no memory");
+    if (me == 0) member.group().map_region(1, -1, count * 8, size);
     barrier(member);
     auto region = member.group().claim_region(1);
     auto* part = reinterpret_cast<std::int64_t*>(region->part(me));

@@ -178,8 +178,8 @@ void test_symmetric(int size) {
   const std::size_t room = count * static_cast<std::size_t>(size) * sizeof(float);
   ranks(size, [&](Member& member) {
     if (member.index() == 0) {
-      check(member.group().map_region(1, -1, room, size) == 0, "no memory");
-      check(member.group().map_region(2, -1, room, size) == 0, "no memory");
+      member.group().map_region(1, -1, room, size);
+      member.group().map_region(2, -1, room, size);
     }
     Call barrier{};
     finish(member, member.start(barrier, nullptr, nullptr), "barrier");

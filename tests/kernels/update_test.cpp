@@ -96,8 +96,7 @@ void test_updates(int size) {
   run_members(size, choices(size), [&](Member& member) {
     Group& group = member.group();
     if (member.index() == 0)
-      for (std::uint32_t id : {1, 2})
-        check(group.map_region(id, -1, kRoom * sizeof(float), size) == 0, "no memory");
+      for (std::uint32_t id : {1, 2}) group.map_region(id, -1, kRoom * sizeof(float), size);
     finish(member, member.start(Call{}, nullptr, nullptr), "barrier");
     const auto first = group.claim_region(1), second = group.claim_region(2);
     Memory memory{reinterpret_cast<float*>(first->part(member.index())),

@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <system_error>
 
 #include "bindings/bindings.h"
 #include "core/gil.h"
@@ -91,12 +92,6 @@ nb::object culprit(const Group& group) {
                         text_of({state.reason, strnlen(state.reason, sizeof(state.reason))}));
 }
 
-[[noreturn]] void raise_errno(int code) {
-  errno = code;
-  PyErr_SetFromErrno(PyExc_OSError);
-  throw nb::python_error();
-}
-
 // For each collective its number, its largest contribution that travels with the post, and its
 // bands: limit, and the direct, cross-process and staged way. Of a way: bytes of a step or chunk,
 // whether these are stored past the caches, from where on copies to the output are, and whether
@@ -121,12 +116,6 @@ void make_choices(Choices* made, int members, const std::vector<RuleWords>& word
     if (!wrong.empty()) throw nb::value_error(wrong.c_str());
   }
   new (made) Choices(std::move(choices));
-}
-
-std::shared_ptr<Group> make_group(int fd, int members, int cores, const Choices& choices) {
-  auto group = std::make_shared<Group>(fd, members, cores, choices);
-  if (group->error() != 0) raise_errno(group->error());
-  return group;
 }
 
 // Bytes of a symmetric region, as an array that keeps the region mapped.
@@ -156,23 +145,16 @@ nb::object part_of(Group& group, int member, std::uintptr_t address, std::size_t
 
 void bind_group(nb::module_& m) {
   nb::class_<Group>(m, "Group")
-      .def(nb::new_(&make_group), nb::arg("fd"), nb::arg("members"), nb::arg("cores"),
-           nb::arg("choices"))
+      .def(nb::new_([](int fd, int members, int cores, const Choices& choices) {
+             return std::make_shared<Group>(fd, members, cores, choices);
+           }),
+           nb::arg("fd"), nb::arg("members"), nb::arg("cores"), nb::arg("choices"))
       .def_static("control_bytes", &Control::bytes, nb::arg("members"))
       .def("add_peer", &Group::add_peer, nb::arg("fd"), nb::arg("pid"), nb::arg("members"))
       .def("drop_peers", &Group::drop_peers)
       .def_prop_ro("inherited", &Group::inherited)
-      .def(
-          "map_region",
-          [](Group& group, std::uint32_t id, int fd, std::size_t part_bytes, int users) {
-            int code;
-            {
-              const GilRelease release;
-              code = group.map_region(id, fd, part_bytes, users);
-            }
-            if (code != 0) raise_errno(code);
-          },
-          nb::arg("id"), nb::arg("fd"), nb::arg("part_bytes"), nb::arg("users"))
+      .def("map_region", &Group::map_region, nb::arg("id"), nb::arg("fd"), nb::arg("part_bytes"),
+           nb::arg("users"), nb::call_guard<GilRelease>())
       .def(
           "is_symmetric",
           [](Group& group, int member, std::uintptr_t address, std::size_t bytes) {
@@ -225,7 +207,7 @@ void bind_comm(nb::module_& m) {
       [](int pid, std::uint64_t address, std::size_t bytes) {
         std::string found(bytes, '\0');
         const int error = read_process(pid, found.data(), address, bytes);
-        if (error != 0) raise_errno(error);
+        if (error != 0) throw std::system_error(error, std::generic_category(), "read_process");
         return nb::bytes(found.data(), found.size());
       },
       nb::arg("pid"), nb::arg("address"), nb::arg("bytes"));

@@ -136,15 +136,13 @@ bool Group::inherited() const {
   return fork_generation_ != fork_generation.load(std::memory_order_relaxed);
 }
 
-int Group::map_region(std::uint32_t id, int fd, std::size_t part_bytes, int users) {
+void Group::map_region(std::uint32_t id, int fd, std::size_t part_bytes, int users) {
   auto region = std::make_shared<SymmetricRegion>(id, fd, part_bytes, members_);
-  if (region->mapping.error() != 0) return region->mapping.error();
   std::lock_guard lock(regions_mutex_);
   std::erase_if(regions_, [](const auto& old) { return old.expired(); });
   regions_.push_back(region);
   unclaimed_.push_back({std::move(region), users});
   region_count_.store(static_cast<int>(regions_.size()), std::memory_order_release);
-  return 0;
 }
 
 std::shared_ptr<SymmetricRegion> Group::claim_region(std::uint32_t id) {

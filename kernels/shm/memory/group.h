@@ -19,12 +19,11 @@ namespace allreduce {
 class Group {
  public:
   // `fd`: the allocated control file, or negative if all members are threads of this process.
-  // `cores`: how many cores the members share. Check `error()` before any other call.
+  // `cores`: how many cores the members share. Throws std::system_error if the system has no room.
   Group(int fd, int members, int cores, Choices choices);
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
-  int error() const { return region_.error(); }
   int members() const { return members_; }
   bool oversubscribed() const { return oversubscribed_; }
   const Control& control() const { return control_; }
@@ -63,8 +62,8 @@ class Group {
   // Whether this process inherited the group by fork: it is its parent's, and must not be touched.
   bool inherited() const;
 
-  // Maps a symmetric region, which `users` local members will claim; returns an errno value, or 0.
-  int map_region(std::uint32_t id, int fd, std::size_t part_bytes, int users);
+  // Maps a symmetric region, which `users` local members will claim; throws as the constructor.
+  void map_region(std::uint32_t id, int fd, std::size_t part_bytes, int users);
   // Hands the region to one of its users. From the last claim on it lives as long as its arrays.
   std::shared_ptr<SymmetricRegion> claim_region(std::uint32_t id);
   // The region whose part of `member` holds the bytes, or null.

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <system_error>
 #include <utility>
 
 namespace allreduce {
@@ -58,10 +59,8 @@ Region::Region(int fd, std::size_t bytes) : size_(bytes) {
                      ? map_large(bytes)
                      : mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                             MAP_SHARED | MAP_POPULATE | (fd < 0 ? MAP_ANONYMOUS : 0), fd, 0);
-  if (mapped == MAP_FAILED)
-    error_ = errno;
-  else
-    data_ = static_cast<std::byte*>(mapped);
+  if (mapped == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
+  data_ = static_cast<std::byte*>(mapped);
 }
 
 int Region::isolate(std::byte* low, std::byte* high) const {
@@ -79,8 +78,6 @@ int Region::isolate(std::byte* low, std::byte* high) const {
   return 0;
 }
 
-Region::~Region() {
-  if (data_ != nullptr) munmap(data_, size_);
-}
+Region::~Region() { munmap(data_, size_); }
 
 }  // namespace allreduce

@@ -10,7 +10,7 @@ class Region {
  public:
   // Maps `bytes` of the file `fd` (or of zeroed memory of this process's own, if negative) with its
   // pages present. The file must have been allocated before, so that no later access can fail.
-  // `data()` is null and `error()` an errno value if the mapping is refused.
+  // Throws std::system_error if the mapping is refused.
   Region(int fd, std::size_t bytes);
   ~Region();
   Region(const Region&) = delete;
@@ -23,12 +23,10 @@ class Region {
 
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
-  int error() const { return error_; }
 
  private:
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
-  int error_ = 0;
 };
 
 // Symmetric memory: one part of equal size per member, in one region.
