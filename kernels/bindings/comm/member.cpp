@@ -1,4 +1,4 @@
-// The shared transport for Python: members, and calls on anything with the buffer protocol.
+// The shared transport for Python: members, and calls on NumPy arrays.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string_view.h>
