@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "bindings/bindings.h"
-#include "bindings/comm/buffer_view.h"
+#include "bindings/comm/array_view.h"
 #include "shm/progress/engine.h"
 #include "shm/progress/protocol.h"
 
