@@ -37,14 +37,11 @@ std::vector<int> Member::missing(std::uint64_t key) const {
   }
   const auto exchange = exchanges_.find(key);
   if (exchange != exchanges_.end()) return exchange->second->waits_for();
-  const auto offer = offers_.find(key);
-  if (offer != offers_.end()) return {offer->second->request.call.root};
-  for (const auto& work : receives_) {
-    if (work->key != key) continue;
-    if (work->request.call.root != kAny) return {work->request.call.root};
-    for (int member = 0; member < n_; ++member)
-      if (member != me_) found.push_back(member);
-  }
+  const auto work = started(key);
+  if (!work) return found;
+  if (work->request.call.root != kAny) return {work->request.call.root};
+  for (int member = 0; member < n_; ++member)
+    if (member != me_) found.push_back(member);
   return found;
 }
 
