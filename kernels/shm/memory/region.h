@@ -17,9 +17,9 @@ class Region {
   Region& operator=(const Region&) = delete;
 
   // Replaces the pages of [low, high) by private copies at the same addresses, with the same
-  // contents: from then on no other process reads or writes them here. Returns 0, or an errno
-  // value; pages that were not replaced are shared still. See region.cpp for its cost.
-  int isolate(std::byte* low, std::byte* high) const;
+  // contents: from then on no other process reads or writes them here. If it throws
+  // std::system_error, pages that were not replaced are shared still. See region.cpp for its cost.
+  void isolate(std::byte* low, std::byte* high) const;
 
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }

@@ -280,17 +280,16 @@ std::uint64_t Member::exposed() {
 }
 
 // Not under the lock of calls, which start with the GIL. A second caller waits until it is done.
-int Member::isolate() {
+void Member::isolate() {
   std::lock_guard isolating(isolating_);
   for (;;) {
     Exposed first;
     {
       std::lock_guard lock(mutex_);
-      if (exposed_.empty()) return 0;
+      if (exposed_.empty()) return;
       first = exposed_.front();
     }
-    if (const int error = first.region->mapping.isolate(first.low, first.high); error != 0)
-      return error;
+    first.region->mapping.isolate(first.low, first.high);
     std::lock_guard lock(mutex_);
     exposed_.erase(exposed_.begin());  // others only append
   }

@@ -59,8 +59,8 @@ class Member {
   // The bytes of arrays here that other processes may still store into, once this member has failed
   // or left: they may be stopped in the middle of a call, and go on at any time.
   std::uint64_t exposed();
-  // Takes those out of the memory that processes share; returns 0, or an errno value if some stay.
-  int isolate();
+  // Takes those out of the memory that processes share; throws std::system_error if some stay.
+  void isolate();
   // Kills the communicator in this member's name.
   void abort(std::string_view reason);
   // Kills it because a call, or a message, took too long; unless it is complete by now. The reason

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -208,18 +207,14 @@ class SharedTransport(NativeTransport[_native.Work]):
         exposed = self._member.exposed()
         if self._still_shared or not exposed:
             return
-        failure = None
         try:  # every process may need as much at the same time
             memory.check_available(exposed * len(self._local.links.processes))
-            error = self._member.isolate()
-            failure = os.strerror(error) if error else None
+            self._member.isolate()
         except OSError as shortage:
-            failure = shortage.strerror
-        if failure:
             self._still_shared = (
                 f"{self._reporter.where}: {exposed} bytes of this rank's comm.empty arrays could "
-                f"not be made private ({failure}): a rank that is stopped in the failed call may "
-                "still change them when it continues; end it, or copy the arrays"
+                f"not be made private ({shortage.strerror}): a rank that is stopped in the failed "
+                "call may still change them when it continues; end it, or copy the arrays"
             )
             logger.warning("%s", self._still_shared)
 
