@@ -20,9 +20,14 @@ A message names the rank, the object, the expected and the found value, and the 
 from __future__ import annotations
 
 import builtins
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import FrameType
 from typing import TypeVar
+
+_LIBRARIES = frozenset((__name__.partition(".")[0], "numpy"))
+_INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,26 @@ def is_interrupt(error: object) -> bool:
     """Return whether an error comes from an interrupt such as Ctrl-C, here or on another rank."""
     lost = isinstance(error, PeerLostError) and error.interrupted
     return lost or isinstance(error, KeyboardInterrupt)
+
+
+def is_user_code(frame: FrameType) -> bool:
+    """Return whether a frame is of the user's program, and not of a library."""
+    module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    if module in _LIBRARIES or module in sys.stdlib_module_names:
+        return False
+    return not any(part in frame.f_code.co_filename for part in _INSTALLED)
+
+
+def leave_out_library(error: BaseException) -> None:
+    """Have a traceback end at the call of this library, if no code of the user's ran inside.
+
+    `python -X dev` shows all frames.
+    """
+    trace = error.__traceback__
+    while trace is not None and not is_user_code(trace.tb_frame):
+        trace = trace.tb_next
+    if trace is None and not sys.flags.dev_mode:
+        error.__traceback__ = None
 
 
 class MismatchError(AllreduceError, ValueError):

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeVar, cast
 
-from allreduce.errors import UsageError, unknown_name
+from allreduce.errors import UsageError, leave_out_library, unknown_name
 
 # The kinds of parameters that can be given by name.
 NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def explain(elsewhere: Mapping[str, str] = _NONE) -> Callable[[F], F]:
     """Decorate a public function so that a call that does not fit raises an error with a remedy.
 
-    A call that fits costs 0.1 µs more. Errors inside of the function are not touched.
+    A call that fits costs 0.1 µs more. Tracebacks of other mistakes end at the call.
 
     Args:
         elsewhere: Arguments of other libraries' function of this name, and what to do instead.
@@ -28,11 +28,15 @@ def explain(elsewhere: Mapping[str, str] = _NONE) -> Callable[[F], F]:
         @functools.wraps(function)
         def call(*args: Any, **named: Any) -> Any:
             try:
-                return function(*args, **named)
-            except TypeError as error:
-                trace = error.__traceback__
-                if trace is not None and trace.tb_next is None:  # the function did not start
-                    _refuse_call(function, args, named, elsewhere)
+                try:
+                    return function(*args, **named)
+                except TypeError as error:
+                    trace = error.__traceback__
+                    if trace is not None and trace.tb_next is None:  # the function did not start
+                        _refuse_call(function, args, named, elsewhere)
+                    raise
+            except UsageError as error:
+                leave_out_library(error)
                 raise
 
         return cast(F, call)

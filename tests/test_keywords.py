@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,32 @@ def test_an_argument_that_does_not_exist_is_answered_with_the_one_that_was_meant
     with pytest.raises(ar.UsageError, match=said) as caught:
         call()
     assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: ar.init().all_reduce(x, op="summ"),
+        lambda: untyped.init().all_reduce(x, oq="sum"),
+        lambda: ar.nn.load_model("missing"),
+        lambda: _compiled().fit(x[None], x[:2], verbose=0),
+    ],
+    ids=["collective", "keyword", "load_model", "fit"],
+)
+def test_the_traceback_of_a_mistake_ends_at_the_call(call: Any) -> None:
+    with pytest.raises(ar.UsageError) as caught:
+        call()
+    assert caught.traceback[-1].path == Path(__file__)
+
+
+def test_a_mistake_in_ones_own_code_keeps_its_traceback() -> None:
+    def step(x: Any) -> Any:
+        return ar.ops.matmul(x, x)
+
+    with pytest.raises(ar.UsageError) as caught:
+        ar.function(step)(np.ones((2, 3)))
+    assert "step" in [each.name for each in caught.traceback]
+    assert caught.traceback[-1].name == "matmul"
 
 
 def test_a_type_error_inside_of_a_function_stays_as_it_is() -> None:

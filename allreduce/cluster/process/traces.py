@@ -6,15 +6,13 @@ import contextlib
 import functools
 import linecache
 import os
-import sys
 import traceback
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any, TypeVar, cast
 
+from allreduce.errors import UsageError, is_user_code, leave_out_library
+
 F = TypeVar("F", bound=Callable[..., Any])
-_LIBRARIES = frozenset((__name__.partition(".")[0], "numpy"))
-_INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
@@ -53,7 +51,7 @@ def users_line(error: BaseException, *, source: bool = False) -> str | None:
     for each in causes(error):
         frames = list(traceback.walk_tb(each.__traceback__))
         for frame, number in reversed(frames):
-            if _is_user_code(frame):
+            if is_user_code(frame):
                 code = frame.f_code
                 place = f"{_relative(code.co_filename)}:{number}"
                 if code.co_name != "<module>":
@@ -66,11 +64,11 @@ def users_line(error: BaseException, *, source: bool = False) -> str | None:
 def ends_in_library(error: BaseException) -> bool:
     """Return whether a traceback ends in frames that are not of the user's program."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return bool(frames) and not _is_user_code(frames[-1])
+    return bool(frames) and not is_user_code(frames[-1])
 
 
-def shorten_interrupts(function: F) -> F:
-    """Decorate a public function so that Ctrl-C in it shows the caller's frames without ours.
+def shorten(function: F) -> F:
+    """Decorate a public function so that its tracebacks of mistakes and Ctrl-C lack our frames.
 
     If code of the user's runs inside, such as a callback, the traceback stays whole.
     """
@@ -79,19 +77,11 @@ def shorten_interrupts(function: F) -> F:
     def call(*args: Any, **named: Any) -> Any:
         try:
             return function(*args, **named)
-        except KeyboardInterrupt as error:
-            if not any(_is_user_code(frame) for frame, _ in traceback.walk_tb(error.__traceback__)):
-                error.__traceback__ = None
+        except (KeyboardInterrupt, UsageError) as error:
+            leave_out_library(error)
             raise
 
     return cast(F, call)
-
-
-def _is_user_code(frame: FrameType) -> bool:
-    module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-    if module in _LIBRARIES or module in sys.stdlib_module_names:
-        return False
-    return not any(part in frame.f_code.co_filename for part in _INSTALLED)
 
 
 def _relative(path: str) -> str:

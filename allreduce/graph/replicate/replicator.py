@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from allreduce.cluster.process.traces import shorten_interrupts
+from allreduce.cluster.process.traces import shorten
 from allreduce.devices import options
 from allreduce.devices.names import DeviceName
 from allreduce.errors import UsageError
@@ -51,7 +51,7 @@ class Replicator(Replicas):
     def __repr__(self) -> str:
         return "the single replica outside of any strategy"
 
-    @shorten_interrupts
+    @shorten
     def run(
         self,
         fn: Callable[..., Any],

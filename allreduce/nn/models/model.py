@@ -10,7 +10,7 @@ import numpy as np
 
 from allreduce import training
 from allreduce.callbacks.history import History
-from allreduce.cluster.process.traces import shorten_interrupts
+from allreduce.cluster.process.traces import shorten
 from allreduce.devices import options
 from allreduce.errors import ShapeError, UsageError
 from allreduce.events import logger
@@ -209,7 +209,7 @@ class Model(Built):
             )
         return self._compiled
 
-    @shorten_interrupts
+    @shorten
     def fit(
         self,
         x: Any = None,
@@ -280,7 +280,7 @@ class Model(Built):
         self.optimizer.consolidate()  # so that one rank alone can save it
         return history
 
-    @shorten_interrupts
+    @shorten
     def evaluate(
         self,
         x: Any = None,
@@ -310,7 +310,7 @@ class Model(Built):
         values = training.evaluate(self, x, y, sample_weight, callbacks=callbacks, **options)
         return values if return_dict else _listed(values)
 
-    @shorten_interrupts
+    @shorten
     def predict(
         self,
         x: Any,

@@ -85,5 +85,5 @@ def test_an_interrupt_in_the_users_code_keeps_its_place() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        traces.shorten_interrupts(users_function)()
+        traces.shorten(users_function)()
     assert "in users_function\n" in traces.text(caught.value)
