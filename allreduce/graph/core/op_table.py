@@ -83,11 +83,6 @@ class Op:
         return self.cpu is None and not self.host
 
 
-def is_native(*arrays: np.ndarray) -> bool:
-    """Return whether native kernels accept such arrays, if they are contiguous."""
-    return arrays[0].dtype in NATIVE and all(each.size for each in arrays)
-
-
 def located(error: UsageError, name: str, line: str, part: str) -> UsageError:
     """Add the user's line and the layer to a kernel's error."""
     return reworded(error, f"{line}: {f'{describe_part(part)}: ' if part else ''}{name}: {error}")

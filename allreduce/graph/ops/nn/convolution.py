@@ -22,7 +22,7 @@ import numpy as np
 
 from allreduce import _native
 from allreduce.errors import ShapeError
-from allreduce.graph.core.op_table import Attrs, is_native, register
+from allreduce.graph.core.op_table import NATIVE, Attrs, register
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import Spec, show
 from allreduce.graph.core.tensor import Tensor
@@ -111,7 +111,8 @@ def _group(groups: int, g: int, channels: int) -> slice:
 
 def _goes_native(attrs: Attrs, x: np.ndarray, kernel: np.ndarray, out: np.ndarray) -> bool:
     """Return whether native code is to do it: BLAS is as quick where there is nothing to copy."""
-    return attrs["groups"] == 1 and kernel.shape[:2] != (1, 1) and is_native(x, kernel, out)
+    copies = attrs["groups"] == 1 and kernel.shape[:2] != (1, 1)
+    return copies and x.dtype in NATIVE and all(each.size for each in (x, kernel, out))
 
 
 def _conv2d(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:

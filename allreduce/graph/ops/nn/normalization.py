@@ -9,12 +9,12 @@ import numpy as np
 
 from allreduce import _native
 from allreduce.errors import ShapeError, UsageError
-from allreduce.graph.core.op_table import Attrs, is_native, register
+from allreduce.graph.core.op_table import Attrs, register
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import show
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops.arguments import as_axes, as_number, as_shape
-from allreduce.graph.ops.common import as_floats, reshaped, same_spec
+from allreduce.graph.ops.common import as_floats, reshaped, same_spec, through_float32
 from allreduce.graph.ops.math.elementwise import sqrt
 from allreduce.graph.ops.math.reduce import mean, var
 from allreduce.graph.trace.dispatch import apply
@@ -97,41 +97,35 @@ def _scaled(x: Tensor, gamma: Any, beta: Any) -> Tensor:
 
 
 def _moments(x: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return x less its mean, and the variance; halves are added in float32."""
-    wide = np.dtype(np.float32) if x.dtype.itemsize < 4 else x.dtype
-    centred = x - x.mean(axis=axes, keepdims=True, dtype=wide)
+    """Return x less its mean, and the variance."""
+    centred = x - x.mean(axis=axes, keepdims=True)
     return centred, np.square(centred).mean(axis=axes, keepdims=True)
 
 
-def _is_rowwise(attrs: Attrs, x: np.ndarray) -> bool:
-    return attrs["axes"] == (x.ndim - 1,) and is_native(x)
-
-
+@through_float32
 def _normalize(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
-    if _is_rowwise(attrs, inputs[0]):
-        rows = [np.ascontiguousarray(inputs[0])]
-        _native.run_rows("normalize", out, rows, [attrs["epsilon"]])
-        return
     if not out.size:  # nothing has no mean
+        return
+    if attrs["axes"] == (out.ndim - 1,):
+        _native.run_rows("normalize", out, inputs, [attrs["epsilon"]])
         return
     centred, variance = _moments(inputs[0], attrs["axes"])
     np.divide(centred, np.sqrt(variance + variance.dtype.type(attrs["epsilon"])), out=out)
 
 
+@through_float32
 def _gradient_kernel(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     dy, x, y = inputs
     axes = attrs["axes"]
-    if _is_rowwise(attrs, x):
-        rows = [np.ascontiguousarray(each) for each in inputs]
-        _native.run_rows("normalize_gradient", out, rows, [attrs["epsilon"]])
-        return
     if not out.size:
         return
+    if axes == (out.ndim - 1,):
+        _native.run_rows("normalize_gradient", out, inputs, [attrs["epsilon"]])
+        return
     _, variance = _moments(x, axes)
-    wide = variance.dtype
-    along = np.mean(dy * y, axis=axes, keepdims=True, dtype=wide)
-    rest = dy - dy.mean(axis=axes, keepdims=True, dtype=wide) - y * along
-    np.divide(rest, np.sqrt(variance + wide.type(attrs["epsilon"])), out=out)
+    along = np.mean(dy * y, axis=axes, keepdims=True)
+    rest = dy - dy.mean(axis=axes, keepdims=True) - y * along
+    np.divide(rest, np.sqrt(variance + variance.dtype.type(attrs["epsilon"])), out=out)
 
 
 register(
