@@ -48,7 +48,7 @@ class Op:
         kind: The kind of operation, for the schedule.
         view: Returns a view of the input, instead of a kernel.
         elementwise: Whether each output element depends only on the input elements that broadcast
-            to it, so that the kernel can be given parts.
+            to it, so that native chains may compute it.
         in_place: Whether the output may be an input of the same shape and dtype: the kernel reads
             all that it needs of an element before it writes there.
         is_product: Whether it adds up products of its inputs, which mixed precision shortens.

@@ -34,8 +34,7 @@ def _link(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
 
 
 def _fused(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:
-    chain = node.attrs["chain"].native
-    return chain is not None and replay.add_chain(chain, out, list(inputs))
+    return replay.add_chain(node.attrs["chain"].native, out, list(inputs))
 
 
 def _matmul(replay: Replay, node: Node, out: np.ndarray, inputs: Arrays) -> bool:

@@ -12,8 +12,8 @@ from allreduce.graph.ops.fusion import Chain, Link
 def fuse(graph: Graph) -> Graph:
     """Fuse element-wise operations into their only reader on the same device.
 
-    Fused operations have the shape of the chain's value, so nothing is computed twice; other inputs
-    broadcast to it.
+    Fused operations have native kernels and the shape of the chain's value, so nothing is computed
+    twice; other inputs broadcast to it.
     """
     heads = _heads(graph)
     chains: dict[int, list[Node]] = {}
@@ -22,19 +22,19 @@ def fuse(graph: Graph) -> Graph:
             chains.setdefault(heads[node.id], []).append(node)
     rewriter = Rewriter(graph)
     for node in graph.nodes:
-        if heads.get(node.id, node.id) != node.id:  # computed inside another one
+        if heads.get(node.id, node.id) != node.id:  # computed inside another one, or with it
             continue
-        members = chains.get(node.id, [])
-        if len(members) < 2:
-            rewriter.keep(node)
-            continue
+        members = chains.get(node.id, [node])
         inputs = _outside(members)
+        chain = _chain(graph, members, inputs) if len(members) > 1 else None
+        if chain is None:
+            for each in members:
+                rewriter.keep(each)
+            continue
+        moved = tuple(rewriter.moved[i] for i in inputs)
+        attrs = {"chain": chain}
         rewriter.moved[node.id] = rewriter.add(
-            node,
-            op="fused",
-            inputs=tuple(rewriter.moved[i] for i in inputs),
-            attrs={"chain": _chain(graph, members, inputs)},
-            control=(),
+            node, op="fused", inputs=moved, attrs=attrs, control=()
         )
     return rewriter.finish()
 
@@ -47,7 +47,7 @@ def _heads(graph: Graph) -> dict[int, int]:
     only = {i: lists[0] for i, lists in enumerate(graph.consumers()) if len(lists) == 1}
     heads: dict[int, int] = {}
     for node in reversed(nodes):
-        if not lookup(node.op).elementwise or node.control or not _is_fusible(node):
+        if not lookup(node.op).elementwise or node.control or not _is_fusible(graph, node):
             continue
         reader = -1 if node.id in kept else only.get(node.id, -1)
         alike = reader in heads and _alike(node, nodes[reader])
@@ -55,9 +55,11 @@ def _heads(graph: Graph) -> dict[int, int]:
     return heads
 
 
-def _is_fusible(node: Node) -> bool:
-    """Return whether a node's kind of device runs fused operations."""
-    return node.device is None or lookup("fused").runs_on(node.device.kind)
+def _is_fusible(graph: Graph, node: Node) -> bool:
+    """Return whether native code and a node's kind of device run its operation in a chain."""
+    if node.device is not None and not lookup("fused").runs_on(node.device.kind):
+        return False
+    return _chain(graph, [node], node.inputs) is not None
 
 
 def _alike(node: Node, reader: Node) -> bool:
@@ -70,14 +72,11 @@ def _outside(members: Sequence[Node]) -> list[int]:
     return list(dict.fromkeys(i for node in members for i in node.inputs if i not in inside))
 
 
-def _chain(graph: Graph, members: Sequence[Node], inputs: Sequence[int]) -> Chain:
-    """Describe a chain that gets these inputs."""
+def _chain(graph: Graph, members: Sequence[Node], inputs: Sequence[int]) -> Chain | None:
+    """Describe a chain that gets these inputs; None if it has too many."""
     places = {node.id: -1 - at for at, node in enumerate(members)}
     places.update((i, at) for at, i in enumerate(inputs))
     return Chain.of(
-        [
-            Link(node.op, node.attrs, tuple(places[i] for i in node.inputs), node.spec.dtype)
-            for node in members
-        ],
+        [Link(node.op, tuple(places[i] for i in node.inputs), node.spec.dtype) for node in members],
         [graph.nodes[i].spec.dtype for i in inputs],
     )

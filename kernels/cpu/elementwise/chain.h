@@ -74,7 +74,7 @@ struct ElementwiseKernels {
 constexpr int kMaxReads = 3;
 // Operations of one fused kernel.
 constexpr std::size_t kMaxFusedOps = 16;
-// Inputs of a chain; NumPy executes longer ones. Their addresses are put on the stack.
+// Inputs of a chain; longer ones are not fused. Their addresses are put on the stack.
 constexpr std::size_t kMaxInputs = 2048;
 
 // One operation. It reads inputs by their number, and earlier operations by -1 - theirs. Its value
