@@ -61,7 +61,7 @@ def test_a_step_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "| m/far[bold]x[/y]".replace("|", "\u2502") in said
     assert "ar.device(/device:CPU:1)" in said
     assert "ar.device('/device:CPU:1')" in said  # of operations
-    assert "CPU:0 -> CPU:1: float32(batch, 3), 12 B × batch of matmul+tanh" in said
+    assert "CPU:0 -> CPU:1: float32(batch, 3), 12 B × batch of tanh" in said
     assert "CPU:1 -> CPU:0: float32(batch, 3), 12 B × batch of matmul" in said
     assert said.count("all_reduce_bucket 0") == 2  # an arena on each device
     for name in ("near", "far[bold]x[/y]"):
