@@ -148,18 +148,6 @@ class TransportWork(Work):
     def look(self) -> bool:
         """As `done`, but do not raise failures."""
 
-    @abstractmethod
-    def pause(self, seconds: float) -> bool:
-        """Wait for `seconds` at most, without a timeout error; return whether it is complete.
-
-        Raises:
-            AllreduceError: The communicator has failed.
-        """
-
-    @abstractmethod
-    def absent(self) -> list[int]:
-        """Return the members that it may wait for."""
-
     @property
     def awaited(self) -> bool:
         """Whether a thread, possibly this one, is waiting for it."""
@@ -182,6 +170,22 @@ class TransportWork(Work):
                 return False
             time.sleep(_POLL_SECONDS)
         return self.unmet
+
+
+class LevelWork(TransportWork):
+    """A started call of a `LevelTransport`."""
+
+    @abstractmethod
+    def pause(self, seconds: float) -> bool:
+        """Wait for `seconds` at most, without a timeout error; return whether it is complete.
+
+        Raises:
+            AllreduceError: The communicator has failed.
+        """
+
+    @abstractmethod
+    def absent(self) -> list[int]:
+        """Return the members that it may wait for."""
 
 
 def _seconds(where: str, timeout: Any) -> float:
@@ -311,7 +315,7 @@ class LevelTransport(Transport):
     @abstractmethod
     def start(
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
-    ) -> TransportWork: ...
+    ) -> LevelWork: ...
 
     @abstractmethod
     def rename(self, members: tuple[MemberInfo, ...]) -> None:

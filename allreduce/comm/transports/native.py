@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from allreduce.comm.calls.call import Array, Call
 from allreduce.comm.calls.members import MemberInfo
 from allreduce.comm.core import progress
-from allreduce.comm.core.transport import LevelTransport, TransportWork
+from allreduce.comm.core.transport import LevelTransport, LevelWork
 from allreduce.comm.failures.reporter import FailureReporter, dead, encode
 from allreduce.errors import AllreduceError, ClosedError, Finding, UsageError, is_interrupt
 from allreduce.events import logger
@@ -39,7 +39,7 @@ class NativeHandle(Protocol):
 N = TypeVar("N", bound=NativeHandle)
 
 
-class NativeWork(TransportWork, Generic[N]):
+class NativeWork(LevelWork, Generic[N]):
     """A started call; keeps its arrays alive.
 
     Attributes:

@@ -18,7 +18,7 @@ import numpy as np
 from allreduce.comm.arguments import scaling
 from allreduce.comm.calls.call import Array
 from allreduce.comm.core import progress
-from allreduce.comm.core.transport import LevelTransport, TransportWork
+from allreduce.comm.core.transport import LevelTransport, LevelWork
 from allreduce.comm.transports.hierarchical.steps import MEMORY, Chain, Copies, Division, Part, Step
 from allreduce.comm.transports.tcp.transport import TcpWork
 from allreduce.errors import AllreduceError
@@ -74,7 +74,7 @@ class ChainRun:
         wide = given is None or str(given.dtype) != chain.dtype
         self._dtype = np.dtype(chain.dtype) if wide or given is None else given.dtype
         self._at = 0
-        self.current: TransportWork | None = None
+        self.current: LevelWork | None = None
         self.level: Level | None = None  # of the current step
 
     @property
@@ -112,7 +112,7 @@ class ChainRun:
             self._arrays.clear()
         return moved
 
-    def _finish_step(self, current: TransportWork) -> bool:
+    def _finish_step(self, current: LevelWork) -> bool:
         if not guarded(current.done, self.agreed):
             return False
         current.wait()  # lets its transport release it
@@ -189,7 +189,7 @@ class ChainQueue:
         for level in self._levels.values():
             level.queue.clear()
 
-    def running_works(self) -> list[tuple[TransportWork, Level, TcpWork]]:
+    def running_works(self) -> list[tuple[LevelWork, Level, TcpWork]]:
         """Return the levels' calls in flight, each with its level and the caller's call.
 
         The first delays the others.

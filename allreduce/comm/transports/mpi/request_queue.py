@@ -14,7 +14,7 @@ import numpy as np
 
 from allreduce.comm.calls.call import Call, agreed_shape
 from allreduce.comm.calls.members import MemberInfo
-from allreduce.comm.core.transport import TransportWork
+from allreduce.comm.core.transport import LevelWork
 from allreduce.comm.transports.mpi.calls import Collective
 from allreduce.comm.transports.mpi.messages import Message
 from allreduce.comm.transports.mpi.status_board import signature
@@ -37,7 +37,7 @@ class Driver(Protocol):
     def complete(self, work: MpiWork, timeout: float | None) -> None: ...
 
 
-class MpiWork(TransportWork):
+class MpiWork(LevelWork):
     """A started call of the mpi transport; keeps its arrays alive."""
 
     def __init__(
