@@ -216,7 +216,8 @@ void FrameSocket::await(std::size_t count) {
 // Makes a description the known one.
 void FrameSocket::recognize(std::string_view description) {
   if (known_ == description) return;
-  const nb::object parsed = parse_(nb::bytes(description.data(), description.size()));
+  const nb::bytes given(description.data(), description.size());
+  const nb::object parsed = block_unwinding([&] { return parse_(given); });
   std::vector<Announced> arrays;
   for (nb::handle each : nb::object(parsed[1])) {
     Announced next{
@@ -312,8 +313,8 @@ bool FrameSocket::describe(nb::bytes about, const nb::list& arrays) {
   for (nb::handle each : arrays) {
     PyArrayObject* array = array_in(each);
     if (!std::strchr("biufc", PyArray_DESCR(array)->kind)) return false;
-    const nb::object dtype = each.attr("dtype");
-    const nb::bytes announced(announce_(dtype, each.attr("shape")));
+    const nb::object dtype = each.attr("dtype"), shape = each.attr("shape");
+    const nb::bytes announced(block_unwinding([&] { return announce_(dtype, shape); }));
     described.append(announced.c_str(), announced.size());
     forms.push_back({dtype, {PyArray_DIMS(array), PyArray_DIMS(array) + PyArray_NDIM(array)}});
   }
