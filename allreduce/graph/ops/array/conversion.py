@@ -40,5 +40,4 @@ def _round_to_bfloat16(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Att
     np.copyto(out, inputs[0].astype(dtype_named("bfloat16")))
 
 
-# Not elementwise: a chain with it would have no native kernel.
 register("round_to_bfloat16", same_spec, _round_to_bfloat16, lambda dy, y, x, attrs: [dy])
