@@ -208,7 +208,8 @@ void FrameSocket::await(std::size_t count) {
     try {
       receive(0, count - ready());
     } catch (nb::python_error& error) {
-      if (!error.matches(PyExc_BlockingIOError)) throw;  // the socket has a timeout
+      if (!error.matches(PyExc_BlockingIOError)) throw;         // the socket has a timeout
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();  // another thread may have got one
     }
   }
 }

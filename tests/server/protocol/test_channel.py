@@ -134,14 +134,24 @@ def test_an_end_that_says_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> No
         theirs.close()
 
 
-def test_an_interrupt_in_the_middle_of_an_answer_ends_a_clients_connection() -> None:
+@pytest.mark.parametrize("sent", [10, 25, 100])  # in the head, the description and the array
+@pytest.mark.parametrize("in_main_thread", [True, False])  # the kernel may interrupt any thread
+def test_an_interrupt_in_the_middle_of_an_answer_ends_a_clients_connection(
+    sent: int, in_main_thread: bool
+) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     client = Channel(ours, "b", None, lambda *_: None)
     answer = client.request(frames.Frame(pb.READ))
     announced = frames.announce(np.dtype(np.float32), (1000,))
-    theirs.sendall(frames.HEAD.pack(len(announced), pb.DONE, 1, 0) + announced + b"half of it")
-    main = threading.main_thread().ident
-    threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT)).start()
+    content = frames.HEAD.pack(len(announced), pb.DONE, 1, 0) + announced + b"half of it"
+    theirs.sendall(content[:sent])
+
+    def interrupt() -> None:
+        target = threading.main_thread().ident if in_main_thread else threading.get_ident()
+        assert target is not None
+        signal.pthread_kill(target, signal.SIGINT)
+
+    threading.Timer(0.5, interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         client.wait(answer, 10)
     assert "KeyboardInterrupt" in client.ended
