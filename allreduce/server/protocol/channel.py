@@ -104,7 +104,7 @@ class Channel:
         self._thread = 0  # that holds `_reading`, of those in the background
         self._is_local = connection.family == socket.AF_UNIX
         self._frames = FrameSocket(connection.fileno(), frames.parse, frames.announce)
-        self._sent, self._reader = segments.Sender(), Reader(connection, self._frames, mpi)
+        self._sent, self._reader = segments.Sender(), Reader(self._frames, mpi)
         self._numbers = itertools.count(1)  # of requests
         self._answers: dict[int, Answer] = {}  # that have not come yet, by request
         self.ended = ""  # why, once it has
@@ -274,7 +274,7 @@ class Channel:
             time.sleep(BEAT_SECONDS)
             if self._handle is None:
                 self._read_idle()
-            elif not self._reader.listens:
+            elif not self._frames.listens:
                 self._frames.heard = time.monotonic()
             silent = time.monotonic() - self._frames.heard
             if silent > DEAD_SECONDS:

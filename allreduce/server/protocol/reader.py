@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 
 import numpy as np
 
@@ -20,25 +19,16 @@ AT_ONCE = int(socket.MSG_DONTWAIT)
 class Reader:
     """The receiving half of a data connection, for one thread at a time.
 
-    Native code reads frames and small arrays.
+    Native code reads the socket; arrays may come in shared memory or by MPI instead.
 
     Args:
-        connection: A connected socket, after the handshake.
-        frames: Its native half.
+        frames: Reads a connected socket, after the handshake.
         mpi: Receives large arrays of other ranks of the same MPI job; None if there is none.
     """
 
-    def __init__(
-        self, connection: socket.socket, frames: FrameSocket, mpi: MpiMessages | None = None
-    ) -> None:
-        self._socket, self._frames, self._mpi = connection, frames, mpi
+    def __init__(self, frames: FrameSocket, mpi: MpiMessages | None = None) -> None:
+        self._frames, self._mpi = frames, mpi
         self._segments = segments.Receiver()
-        self._listens = False  # whether a thread waits for bytes of a large array
-
-    @property
-    def listens(self) -> bool:
-        """Whether a thread waits for bytes; while none does, none are heard."""
-        return self._listens or self._frames.listens
 
     def read(self, flags: int = 0) -> tuple[Frame, list[np.ndarray]]:
         """Read one frame.
@@ -69,8 +59,8 @@ class Reader:
             if self._mpi is None:
                 raise ValueError("it sent an array by MPI, which this process does not use")
             self._mpi.receive(array, elsewhere.by_mpi - 1, elsewhere.mpi_tag)
-        elif array.nbytes:
-            self._fill(array)
+        else:
+            self._frames.fill(array)
         return array
 
     def _shared(self, header: pb.Array, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
@@ -81,17 +71,3 @@ class Reader:
                 raise ValueError("it sent no descriptor; is the limit of open files reached?")
             self._segments.add(header.segment, descriptor)
         return self._segments.view(header.segment, dtype, shape)
-
-    def _fill(self, array: np.ndarray) -> None:
-        """Read exactly an array's bytes."""
-        target, ready = array.reshape(-1).view(np.uint8).data, self._frames.take(array)
-        while ready < len(target):
-            self._listens = True
-            try:
-                received = self._socket.recv_into(target[ready:])
-            except BlockingIOError:
-                continue
-            self._frames.heard, self._listens = time.monotonic(), False
-            if not received:
-                raise EOFError
-            ready += received

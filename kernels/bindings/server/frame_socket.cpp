@@ -112,7 +112,7 @@ class FrameSocket {
   bool listens = false;  // whether a thread waits for bytes; both change with the lock only
 
   nb::tuple read(int flags);
-  std::size_t take(nb::object target);
+  void fill(nb::object target);
   int take_descriptor();
   bool send_small(int kind, std::uint64_t request, std::uint64_t step, nb::bytes about,
                   const nb::list& arrays);
@@ -120,7 +120,9 @@ class FrameSocket {
 
  private:
   std::size_t ready() const { return end_ - begin_; }
-  void receive(int flags, std::size_t room);
+  std::size_t receive(iovec target, int flags);
+  std::size_t receive_more(iovec target);
+  iovec room(std::size_t count);
   void await(std::size_t count);
   void recognize(std::string_view description);
   nb::list arrays();
@@ -146,7 +148,7 @@ class FrameSocket {
 // complete. In the place of an array that is elsewhere, or not in the buffer as a whole, is what
 // the description announced; the caller gets it from there, in this order.
 nb::tuple FrameSocket::read(int flags) {
-  if (!ready()) receive(flags, kBuffer);
+  if (!ready()) end_ += receive(room(kBuffer), flags);
   await(sizeof(Head));
   Head head;
   std::memcpy(&head, buffer_.data() + begin_, sizeof head);
@@ -167,19 +169,23 @@ nb::tuple FrameSocket::read(int flags) {
                         about, found, whole);
 }
 
-// Adds bytes to the buffer, which gets room for at least `room`.
-void FrameSocket::receive(int flags, std::size_t room) {
+// Returns the buffer's free part, after making it at least as large as `count`.
+iovec FrameSocket::room(std::size_t count) {
   if (begin_ == end_) begin_ = end_ = 0;
-  if (buffer_.size() - end_ < room) {
+  if (buffer_.size() - end_ < count) {
     std::memmove(buffer_.data(), buffer_.data() + begin_, ready());
     end_ -= begin_;
     begin_ = 0;
-    if (buffer_.size() - end_ < room) buffer_.resize(end_ + room);
+    if (buffer_.size() - end_ < count) buffer_.resize(end_ + count);
   }
-  iovec part{buffer_.data() + end_, buffer_.size() - end_};
+  return {buffer_.data() + end_, buffer_.size() - end_};
+}
+
+// Reads bytes from the socket, and keeps the descriptors that come with them; returns how many.
+std::size_t FrameSocket::receive(iovec target, int flags) {
   alignas(cmsghdr) char rights[CMSG_SPACE(kMostDescriptors * sizeof(int))];
   msghdr message{};
-  message.msg_iov = &part;
+  message.msg_iov = &target;
   message.msg_iovlen = 1;
   listens = true;
   const std::size_t count = unlocked_call([&] {
@@ -199,19 +205,24 @@ void FrameSocket::receive(int flags, std::size_t room) {
     PyErr_SetNone(PyExc_EOFError);
     throw nb::python_error();
   }
-  end_ += count;
+  return count;
 }
 
-// Waits for `count` bytes: the other end is in the middle of a frame.
-void FrameSocket::await(std::size_t count) {
-  while (ready() < count) {
+// The same in the middle of a frame, where a timeout of the socket does not count.
+std::size_t FrameSocket::receive_more(iovec target) {
+  for (;;) {
     try {
-      receive(0, count - ready());
+      return receive(target, 0);
     } catch (nb::python_error& error) {
-      if (!error.matches(PyExc_BlockingIOError)) throw;         // the socket has a timeout
+      if (!error.matches(PyExc_BlockingIOError)) throw;
       if (PyErr_CheckSignals() != 0) throw nb::python_error();  // another thread may have got one
     }
   }
+}
+
+// Waits until the buffer has `count` bytes.
+void FrameSocket::await(std::size_t count) {
+  while (ready() < count) end_ += receive_more(room(count - ready()));
 }
 
 // Makes a description the known one.
@@ -257,16 +268,16 @@ nb::list FrameSocket::arrays() {
   return found;
 }
 
-// Moves bytes from the buffer to the beginning of `target`, as far as there are any; returns how
-// many. The rest is still to be read from the socket.
-std::size_t FrameSocket::take(nb::object target) {
+// Reads exactly an array's bytes, those in the buffer first.
+void FrameSocket::fill(nb::object target) {
   PyArrayObject* to = array_in(target);
   if (to == nullptr || !PyArray_IS_C_CONTIGUOUS(to) || !PyArray_ISWRITEABLE(to))
-    throw nb::type_error("take fills contiguous arrays");
-  const std::size_t count = std::min(static_cast<std::size_t>(PyArray_NBYTES(to)), ready());
-  if (count) std::memcpy(PyArray_DATA(to), buffer_.data() + begin_, count);
-  begin_ += count;
-  return count;
+    throw nb::type_error("fill takes contiguous arrays");
+  const auto size = static_cast<std::size_t>(PyArray_NBYTES(to));
+  std::size_t done = std::min(size, ready());
+  if (done) std::memcpy(PyArray_BYTES(to), buffer_.data() + begin_, done);
+  begin_ += done;
+  while (done < size) done += receive_more({PyArray_BYTES(to) + done, size - done});
 }
 
 // Returns the first descriptor that has come and was not taken; -1 if there is none.
@@ -355,7 +366,7 @@ void bind_server(nb::module_& m) {
       .def_rw("heard", &FrameSocket::heard)
       .def_ro("listens", &FrameSocket::listens)
       .def("read", &FrameSocket::read, nb::arg("flags"))
-      .def("take", &FrameSocket::take, nb::arg("target"))
+      .def("fill", &FrameSocket::fill, nb::arg("target"))
       .def("take_descriptor", &FrameSocket::take_descriptor)
       .def("send_small", &FrameSocket::send_small, nb::arg("kind"), nb::arg("request"),
            nb::arg("step"), nb::arg("about"), nb::arg("arrays"))
