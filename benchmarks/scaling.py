@@ -22,6 +22,7 @@ from workloads import WORKLOADS
 
 import allreduce as ar
 from allreduce.graph.execute.bound_program import BoundProgram
+from allreduce.graph.execute.native_replay import NativeReplay
 from allreduce.graph.replicate.owner import current_replicator
 from allreduce.graph.replicate.replicator import Replicator
 
@@ -36,7 +37,11 @@ class Marks:
         self.computed: list[float] = []
         assert bound._replay is not None, "it was replayed"
         steps = bound._replay.steps
-        last = max(i for i, each in enumerate(steps) if each.__qualname__.startswith("Replay._run"))
+        last = max(
+            i
+            for i, each in enumerate(steps)
+            if each.__qualname__.startswith(NativeReplay._run.__qualname__)
+        )
         last_part = steps[last]
 
         def end() -> None:
