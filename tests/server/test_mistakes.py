@@ -82,7 +82,7 @@ def test_an_operator_that_the_task_does_not_know_is_named(monkeypatch: pytest.Mo
 
 
 def _halves(name: str) -> dict[str, float]:
-    return {"learning_rate": 0.5}
+    return {"learning_rate_factor": 0.5}
 
 
 def test_optimizers_with_code_of_ones_own_are_refused() -> None:
