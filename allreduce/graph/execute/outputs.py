@@ -151,18 +151,15 @@ class Outputs:
 
     def of(self, values: Mapping[int, np.ndarray]) -> list[Output]:
         """Return the outputs of a step that has ended, each in memory that nothing else uses."""
-        found = []
+        found: list[Output] = []
         for node, gives in self._outputs:
-            found.append(self._output(node, gives, values))
+            if node.id in self._fetched:
+                found.append(self._fetched.pop(node.id))
+            elif (value := values.get(node.id)) is None:  # omitted from the null program: no rows
+                found.append(np.zeros(self._shape(node), node.spec.dtype))
+            else:
+                found.append(value if gives and value.flags.c_contiguous else value.copy())
         return found
-
-    def _output(self, node: Node, gives: bool, values: Mapping[int, np.ndarray]) -> Output:
-        if node.id in self._fetched:
-            return self._fetched.pop(node.id)
-        if node.id not in values:  # omitted from the null program: no rows
-            return np.zeros(self._shape(node), node.spec.dtype)
-        value = values[node.id]
-        return value if gives and value.flags.c_contiguous else value.copy()
 
 
 def _arrives(node: Node, shape: tuple[int, ...]) -> bool:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -29,10 +29,13 @@ from allreduce.server.protocol import frames, mpi_messages, segments
 from allreduce.server.protocol import task_pb2 as pb
 from allreduce.server.protocol.frames import Frame
 from allreduce.server.protocol.mpi_messages import MpiMessages
-from allreduce.server.protocol.reader import AT_ONCE, Reader
+from allreduce.server.protocol.reader import Reader
 
 BEAT_SECONDS = 2.0
 DEAD_SECONDS = 6.0  # without a byte
+
+# As a number: the module's own is a member of an enum, whose operators take microseconds.
+AT_ONCE = int(socket.MSG_DONTWAIT)
 
 _LOCAL_BYTES = 1 << 20  # that a Unix socket holds; with the kernel's 208 KiB it wakes too often
 _TURN_SECONDS = 0.005  # until a waiting thread looks again whether another has read its answer
@@ -129,22 +132,28 @@ class Channel:
             UnsupportedError: An array has a dtype that does not travel; nothing is sent.
         """
         about, given = frame.about.SerializeToString(), [*arrays]
-        small = self._frames.send_small
-        if not self._in_turn(small, frame.kind, frame.request, frame.step, about, given):
-            self._in_turn(self._send, frame, about, self._checked(given))
-
-    def _in_turn(self, send: Callable[..., Any], *args: Any) -> Any:
-        """Call a function that sends one frame, while no other thread sends."""
+        kind, request, step = frame.kind, frame.request, frame.step
         try:
             with self._sending:
-                return send(*args)
-        except OSError as error:
+                if self._frames.send_small(kind, request, step, about, given):
+                    return
+        except BaseException as error:
+            self._fail_sending(error)
+        whole = self._checked(given)
+        try:
+            with self._sending:
+                self._send(frame, about, whole)
+        except BaseException as error:
+            self._fail_sending(error)
+
+    def _fail_sending(self, error: BaseException) -> NoReturn:
+        """End the connection, of whose last frame the other end may have half, and raise why."""
+        if isinstance(error, OSError):
             self.end(f"sending failed: {error.strerror or error}")
             raise PeerLostError(f"{self.peer} is lost: {self.ended}") from error
-        except BaseException as error:  # Ctrl-C: the other end may have half of a frame
-            self.was_interrupted = isinstance(error, KeyboardInterrupt)
-            self.end(f"sending was ended by {type(error).__name__}")
-            raise
+        self.was_interrupted = isinstance(error, KeyboardInterrupt)
+        self.end(f"sending was ended by {type(error).__name__}")
+        raise error
 
     def _checked(self, arrays: Sequence[Output]) -> list[np.ndarray]:
         """Return arrays on the host, in one piece each; refuses those that do not travel."""
@@ -336,9 +345,15 @@ class Channel:
         return True
 
     def _receive(self, flags: int = 0) -> tuple[Frame, list[np.ndarray]] | None:
-        """Read one frame; returns None of a heartbeat, and of the connection's end."""
+        """Read one frame; returns None of a heartbeat, and of the connection's end.
+
+        Raises:
+            BlockingIOError: Not a byte has come, and the socket has a timeout or may not wait.
+        """
         try:
-            received = self._reader.read(flags)
+            kind, request, step, about, arrays, is_whole = self._frames.read(flags)
+            if not is_whole:
+                self._reader.complete(arrays)
         except BlockingIOError:
             raise
         except Exception as error:  # whatever the bytes are, and where there is no memory for them
@@ -348,12 +363,11 @@ class Channel:
             self.was_interrupted = isinstance(error, KeyboardInterrupt)
             self.end(f"receiving was ended by {type(error).__name__}")
             raise
-        kind = received[0].kind
         if kind == pb.LEAVE:
             self.has_left = True
             self.end("it has left")
         elif kind != pb.HEARTBEAT:
-            return received
+            return Frame(kind, about, request, step), arrays
         return None
 
 

@@ -1,25 +1,20 @@
-"""Reads frames and their arrays from the socket of a data connection."""
+"""Reads the arrays of a data connection that do not come whole with their frame."""
 
 from __future__ import annotations
 
-import socket
+from typing import Any
 
 import numpy as np
 
 from allreduce._native import FrameSocket
 from allreduce.server.protocol import segments
 from allreduce.server.protocol import task_pb2 as pb
-from allreduce.server.protocol.frames import Announced, Frame
+from allreduce.server.protocol.frames import Announced
 from allreduce.server.protocol.mpi_messages import MpiMessages
-
-# As a number: the module's own is a member of an enum, whose operators take microseconds.
-AT_ONCE = int(socket.MSG_DONTWAIT)
 
 
 class Reader:
-    """The receiving half of a data connection, for one thread at a time.
-
-    Native code reads the socket; arrays may come in shared memory or by MPI instead.
+    """Reads large arrays, for one thread at a time: from the socket, shared memory, or by MPI.
 
     Args:
         frames: Reads a connected socket, after the handshake.
@@ -30,24 +25,17 @@ class Reader:
         self._frames, self._mpi = frames, mpi
         self._segments = segments.Receiver()
 
-    def read(self, flags: int = 0) -> tuple[Frame, list[np.ndarray]]:
-        """Read one frame.
-
-        Args:
-            flags: `AT_ONCE` to read only what has come.
+    def complete(self, arrays: list[Any]) -> None:
+        """Replace what a frame has announced of its arrays by the arrays.
 
         Raises:
-            BlockingIOError: Not a byte has come, and the socket has a timeout or may not wait.
             EOFError: The other end has closed the connection.
             OSError: The connection has failed.
-            Exception: The bytes are no frame, or there is no memory for them.
+            Exception: The arrays are not where they should be, or there is no memory for them.
         """
-        kind, request, step, about, arrays, is_whole = self._frames.read(flags)
-        if not is_whole:
-            for index, each in enumerate(arrays):
-                if isinstance(each, Announced):
-                    arrays[index] = self._large(each)
-        return Frame(kind, about, request, step), arrays
+        for index, each in enumerate(arrays):
+            if isinstance(each, Announced):
+                arrays[index] = self._large(each)
 
     def _large(self, announced: Announced) -> np.ndarray:
         """Read an array that is not whole in the buffer, or whose bytes are elsewhere."""
