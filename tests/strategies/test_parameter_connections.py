@@ -91,14 +91,22 @@ def test_a_server_is_not_lost_by_ctrl_c(
 ) -> None:
     spec = describe({"ps": 1, "worker": 1})
 
-    def interrupted(*_: Any) -> Any:
-        raise KeyboardInterrupt
+    class Interrupted:
+        def __init__(self, frames: Any) -> None:
+            self._frames = frames
+
+        def read(self, flags: int) -> Any:
+            raise KeyboardInterrupt
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._frames, name)
 
     with ar.Server(spec, "ps", 0):
         (client,) = connect_all(spec, "worker:0", b"", 20.0)
-        assert client._channel is not None
+        channel = client._channel
+        assert channel is not None
         with monkeypatch.context() as patch:
-            patch.setattr(client._channel._reader, "read", interrupted)
+            patch.setattr(channel, "_frames", Interrupted(channel._frames))
             with pytest.raises(KeyboardInterrupt):
                 client.call("status", {})
         assert "is lost" not in caplog.text

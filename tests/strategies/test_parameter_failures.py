@@ -93,8 +93,9 @@ class Harms(ar.callbacks.Callback):
         if strategy.is_chief:
             await_all(lambda: all((folder / each).exists() for each in harms))
         elif not mine.exists():
-            (folder / "new").write_text(str(os.getpid()))
-            (folder / "new").rename(mine)
+            new = mine.with_suffix(".new")
+            new.write_text(str(os.getpid()))
+            new.rename(mine)
             os.kill(os.getpid(), harms[strategy.name])
 
 
