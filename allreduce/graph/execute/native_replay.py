@@ -6,12 +6,15 @@ in an arena or in a variable. The inputs and the outputs may be new arrays in ea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from allreduce import _native
+from allreduce.graph.core.host_future import Output
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.op_table import lookup
 from allreduce.graph.execute import native_lowering
@@ -31,6 +34,8 @@ class NativeReplay:
     Attributes:
         steps: The functions that run all instructions, after `begin`.
         is_whole: Whether none of these runs an instruction in Python.
+        step: Runs a whole step of these inputs, and returns copies of the outputs; None if it needs
+            Python. It returns None where it does after all.
     """
 
     def __init__(
@@ -59,8 +64,26 @@ class NativeReplay:
         ]
         wanted = self._wanted(nodes, native)
         self._bind(nodes, parts, waits, native, wanted)
+        self.step = self._whole_step(nodes)
         for i in self._moving:  # their stand-in memory is not used any more
             frame.values.pop(i, None)
+
+    def _whole_step(
+        self, nodes: Sequence[Node]
+    ) -> Callable[[list[Any]], list[Output] | None] | None:
+        """Return a function that runs a step and copies its outputs; None if Python is needed.
+
+        It returns None where a task rejects its input, so the step must be repeatable: one that
+        changes nothing, and reads nothing but its inputs and variables.
+        """
+        frame, moving = self._frame, self._moving
+        results = [node.id for node in frame.program.outputs]
+        changes = any(lookup(node.op).kind not in ("compute", "source") for node in nodes)
+        if not self.is_whole or changes or frame.runtime or frame.outputs.output_nodes:
+            return None
+        if any(i in moving or i not in frame.values for i in results):
+            return None
+        return partial(self._replay.step, results=[frame.values[i] for i in results])
 
     def _is_native(self, node: Node, part: Step) -> bool:
         """Add an instruction to the native replay; returns False if Python must run it.

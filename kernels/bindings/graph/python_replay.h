@@ -78,6 +78,9 @@ class PythonReplay {
   // only then may tasks run.
   bool begin(const nb::list& given);
   Py_ssize_t run(std::size_t first, std::size_t last);
+  // Runs all tasks; returns copies of these arrays, or none if the given arrays do not fit, or a
+  // task has rejected its input.
+  nb::object step(const nb::list& given, const nb::list& results);
   std::size_t size() const { return replay_.size(); }
 
   bool add_chain(nb::handle chain, nb::handle out, const nb::list& inputs);

@@ -71,6 +71,17 @@ Py_ssize_t PythonReplay::run(std::size_t first, std::size_t last) {
   return done == last - first ? -1 : static_cast<Py_ssize_t>(done);
 }
 
+nb::object PythonReplay::step(const nb::list& given, const nb::list& results) {
+  if (!begin(given) || run(0, size()) >= 0) return nb::none();
+  nb::list copies;
+  for (nb::handle each : results) {
+    PyObject* made = PyArray_NewCopy(as_array(each), NPY_CORDER);
+    if (made == nullptr) throw nb::python_error();
+    copies.append(nb::steal(made));
+  }
+  return copies;
+}
+
 Place PythonReplay::place(PyArrayObject* array) {
   const auto [first, last] = extent_of(array);
   const auto address = reinterpret_cast<std::uintptr_t>(PyArray_DATA(array));
@@ -141,6 +152,7 @@ void bind_replay(nb::module_& m) {
       .def(nb::init<nb::list, nb::list>(), nb::arg("given"), nb::arg("held"))
       .def("begin", &PythonReplay::begin, nb::arg("given"))
       .def("run", &PythonReplay::run, nb::arg("first"), nb::arg("last"))
+      .def("step", &PythonReplay::step, nb::arg("given"), nb::arg("results"))
       .def("__len__", &PythonReplay::size)
       .def("add_chain", &PythonReplay::add_chain, nb::arg("chain"), nb::arg("out"),
            nb::arg("inputs"))
