@@ -289,7 +289,7 @@ def test_several_targets_of_a_single_output_are_refused(make: Any, found: str) -
     with pytest.raises(UsageError, match=r"^sample_weight is a dict of 'z', but .* give one array"):
         model.fit(x, y, sample_weight={"z": np.ones(8)}, verbose=0)
     model.compile("sgd", lambda y_true, y_pred: ar.ops.square(y_true["z"] - y_pred))
-    model.fit(x, {"z": y}, verbose=0)  # one's own loss may take a dict
+    model.fit(x, {"z": y}, verbose=0)  # a user's own loss may take a dict
 
 
 def test_an_output_has_one_metric_without_a_list() -> None:

@@ -72,7 +72,7 @@ class Output:
         assert self.loss is not None
         name = f" {self.loss.name!r}" if isinstance(self.loss, losses.Loss) else ""
         what = f"the loss{name}" + (f" of output {self.name!r}" if self.name else "")
-        if losses.row_of(self.loss) is not None:  # one's own may take a dict
+        if losses.row_of(self.loss) is not None:  # a user's own loss may take a dict
             _check_single("y", y)
         _check_single("sample_weight", sample_weight)
         value = self.loss(y, prediction)
