@@ -5,6 +5,8 @@
 // called native code was 0.4.
 #include <nanobind/stl/shared_ptr.h>
 
+#include <algorithm>
+
 #include "bindings/comm/array_calls.h"
 #include "core/segments.h"
 

@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "bindings/bindings.h"
 #include "core/segments.h"
@@ -71,7 +72,13 @@ void bind_plan(nb::module_& m) {
       },
       nb::arg("words"), nb::arg("me"), nb::arg("members"));
   m.def(
-      "carries", [](int op, int type) { return kernels().reduce[op][type] != nullptr; },
+      "carries",
+      [](std::size_t op, std::size_t type) {
+        const auto& rows = kernels().reduce;
+        if (op >= std::size(rows) || type >= std::size(rows[0]))
+          throw nb::index_error("no such operator or type");
+        return rows[op][type] != nullptr;
+      },
       nb::arg("op"), nb::arg("type"));
   m.def(
       "slice_bounds",

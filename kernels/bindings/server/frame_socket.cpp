@@ -34,7 +34,7 @@ namespace {
 constexpr std::size_t kBuffer = 1 << 16;
 constexpr std::size_t kMostDescription = 1 << 24;  // names and shapes; arrays come behind
 constexpr std::size_t kShort = 1 << 10;            // of a description that is kept
-constexpr std::size_t kSmall = 1 << 16;            // of an array that always goes by the socket
+constexpr std::size_t kSmall = 1 << 16;            // below it an array always goes by the socket
 constexpr std::size_t kMostParts = 1000;           // of one system call, below IOV_MAX
 constexpr std::size_t kMostDescriptors = 64;       // that come with the bytes of one read
 
@@ -172,6 +172,10 @@ nb::tuple FrameSocket::read(int flags) {
 // Returns the buffer's free part, after making it at least as large as `count`.
 iovec FrameSocket::room(std::size_t count) {
   if (begin_ == end_) begin_ = end_ = 0;
+  if (!ready() && buffer_.size() > kBuffer && count <= kBuffer) {  // after a long description
+    buffer_.resize(kBuffer);
+    buffer_.shrink_to_fit();
+  }
   if (buffer_.size() - end_ < count) {
     std::memmove(buffer_.data(), buffer_.data() + begin_, ready());
     end_ -= begin_;
@@ -315,7 +319,7 @@ bool FrameSocket::describe(nb::bytes about, const nb::list& arrays) {
   for (nb::handle each : arrays) {
     PyArrayObject* array = array_in(each);
     if (array == nullptr || !PyArray_IS_C_CONTIGUOUS(array) ||
-        static_cast<std::size_t>(PyArray_NBYTES(array)) > kSmall)
+        static_cast<std::size_t>(PyArray_NBYTES(array)) >= kSmall)
       return false;
     is_same = is_same && sent_forms_[i++].is_of(array);
   }
