@@ -228,3 +228,11 @@ def test_weights_multiply_each_samples_loss() -> None:
     assert value == pytest.approx(wanted, rel=1e-6)
     with pytest.raises(ShapeError, match=r"sample_weight.*one value of the loss per sample"):
         _stepping(model)(x, y, np.ones((7, 5)))
+
+
+def test_a_list_of_class_weights_keeps_the_loss_in_float32() -> None:
+    truth, p = np.eye(3, dtype=np.float32), np.full((3, 3), 1 / 3, np.float32)
+    loss = losses.CategoricalFocalCrossentropy(alpha=[1.0, 2.0, 3.0], gamma=0.0)
+    found = np.asarray(loss(truth, p))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, np.array([1, 2, 3]) * np.log(3), rtol=1e-5)

@@ -108,7 +108,8 @@ def categorical_focal_crossentropy(
     truth, prediction = same_shape(name, y_true, y_pred)
     truth = _with_label_smoothing(name, truth, label_smoothing)
     logs = ops.log_softmax(prediction) if from_logits else _logs(prediction)
-    factor = alpha * ops.power(1 - ops.exp(logs), gamma)
+    weights = np.asarray(alpha, prediction.dtype) if np.ndim(alpha) else alpha
+    factor = weights * ops.power(1 - ops.exp(logs), gamma)
     return ops.negative(ops.sum(factor * truth * logs, axis=-1))
 
 
