@@ -123,19 +123,23 @@ def is_interrupt(error: object) -> bool:
 
 def is_user_code(frame: FrameType) -> bool:
     """Return whether a frame is of the user's program, and not of a library."""
+    installed = any(part in frame.f_code.co_filename for part in _INSTALLED)
+    return not (installed or _is_ours(frame))
+
+
+def _is_ours(frame: FrameType) -> bool:
+    """Return whether a frame is of this library, NumPy or Python's own."""
     module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-    if module in _LIBRARIES or module in sys.stdlib_module_names:
-        return False
-    return not any(part in frame.f_code.co_filename for part in _INSTALLED)
+    return module in _LIBRARIES or module in sys.stdlib_module_names
 
 
 def leave_out_library(error: BaseException) -> None:
-    """Have a traceback end at the call of this library, if no code of the user's ran inside.
+    """Have a traceback end at the call of this library, if no other code ran inside.
 
     `python -X dev` shows all frames.
     """
     trace = error.__traceback__
-    while trace is not None and not is_user_code(trace.tb_frame):
+    while trace is not None and _is_ours(trace.tb_frame):
         trace = trace.tb_next
     if trace is None and not sys.flags.dev_mode:
         error.__traceback__ = None
