@@ -78,7 +78,8 @@ def _made_with(
     except TypeError as error:
         misfit = error
     # Not in the except block: there, Python raises KeyError for an argument that is given twice.
-    if made := _made_without_fixed(kind, settings, custom):
+    made = _made_without_fixed(kind, settings, custom)
+    if made is not None:
         return made
     raise UsageError(
         f"{kind.__name__} cannot be made from its config {settings}: {misfit}; give it a "
