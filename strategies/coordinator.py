@@ -103,7 +103,7 @@ class ClusterCoordinator:
         self._wait: Wait | None = None  # for the first of them to come
         self._changed = threading.Condition()
         self._tracing = threading.Lock()
-        self._closed = False
+        self._closed = threading.Event()
         strategy.place_variables(device_setter(cluster, strategy="bytes"))
         self._threads = [
             threading.Thread(target=self._serve, args=task, name="allreduce-worker", daemon=True)
@@ -164,7 +164,7 @@ class ClusterCoordinator:
 
     def close(self) -> None:
         """End the workers, which wait for this task; scheduled functions that have not run fail."""
-        self._closed = True
+        self._closed.set()
         self._drop_all()
         self._server.close()
 
@@ -176,7 +176,7 @@ class ClusterCoordinator:
 
     def _check(self) -> None:
         """Raise the error of a function, once; that of the workers each time if none is left."""
-        if self._closed:
+        if self._closed.is_set():
             raise ClosedError("the coordinator is closed; make a new one")
         if self._error is not None:
             error, self._error = self._error, None
@@ -218,10 +218,13 @@ class ClusterCoordinator:
         """Run functions on one worker; when it is lost, wait for it."""
         name = f"{job}:{number}"
         functions: dict[Any, Callable[..., Any]] = {}
-        while not self._closed:
+        while not self._closed.is_set():
             try:
                 address = self._strategy.cluster.address(job, number)
-                with Session(f"grpc://{address}", timeout=self._strategy.timeout) as session:
+                timeout = self._strategy.timeout
+                with Session(
+                    f"grpc://{address}", timeout=timeout, _given_up=self._closed
+                ) as session:
                     with self._changed:
                         self._absent.remove(name)
                     try:
@@ -231,6 +234,8 @@ class ClusterCoordinator:
                             self._absent.append(name)
             except (PeerLostError, TimeoutError) as error:  # it may come later, or again
                 logger.warning("[coordinator] %s: %s", name, error)
+            except ClosedError:  # while it waited for the worker
+                break
             except AllreduceError as error:  # such as another secret: waiting does not help
                 with self._changed:
                     self._absent.remove(name)
@@ -248,9 +253,9 @@ class ClusterCoordinator:
         generation = session.generation
         while True:
             with self._changed:
-                while not self._queue and not self._closed:
+                while not self._queue and not self._closed.is_set():
                     self._changed.wait()
-                if self._closed:
+                if self._closed.is_set():
                     return
                 work = self._queue.popleft()
             fn, args, kwargs, future = work

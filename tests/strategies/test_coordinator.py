@@ -205,3 +205,16 @@ def test_no_function_waits_for_workers_that_refuse(
         for _ in range(3):
             with pytest.raises(AllreduceError, match="different secrets"):
                 fetched(coordinator.schedule(lambda: 1))
+
+
+def test_a_closed_coordinator_waits_for_no_worker_and_logs_nothing(
+    chief: ar.ParameterServerStrategy, caplog: pytest.LogCaptureFixture
+) -> None:
+    chief.timeout = 1.0
+    coordinator = ar.ClusterCoordinator(chief)
+    coordinator.close()
+    coordinator.close()
+    for thread in coordinator._threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert not [each for each in caplog.records if each.levelname != "INFO"]

@@ -129,6 +129,7 @@ class Session(Refusing):
         secret: str | bytes | None = None,
         timeout: float | None = None,
         is_chief: bool = True,
+        _given_up: threading.Event | None = None,
     ) -> None:
         address = str(target).removeprefix(_SCHEME)
         if not (str(target).startswith(_SCHEME) and is_address(address)):
@@ -140,7 +141,7 @@ class Session(Refusing):
         self._timeout = read.timeout if timeout is None else settings.check("TIMEOUT", timeout)
         self._is_chief = is_chief
         self._name = f"client-{os.getpid()}-{secrets.token_hex(4)}"
-        self._master = Peer(address, self._secret, self._timeout)
+        self._master = Peer(address, self._secret, self._timeout, closed=_given_up)
         self.cluster = ClusterSpec(self._master.hello.cluster)
         self._requests = Requests(self._name, self._secret, self._timeout)
         self._functions: dict[Any, _Function] = {}
