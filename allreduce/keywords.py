@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, ClassVar, TypeVar, cast
 
 from allreduce.errors import UsageError, leave_out_library, unknown_name
@@ -13,6 +15,7 @@ from allreduce.errors import UsageError, leave_out_library, unknown_name
 NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 _NONE: Mapping[str, str] = {}
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 def explain(elsewhere: Mapping[str, str] = _NONE) -> Callable[[F], F]:
@@ -112,3 +115,35 @@ def refuse_of_class(kind: type, named: Mapping[str, Any], elsewhere: Mapping[str
         known = inspect.signature(kind).parameters.values()
         if all(each.kind is not each.VAR_KEYWORD for each in known):
             refuse(kind, named, elsewhere)
+
+
+def made_without_fixed(
+    kind: type[T],
+    config: Mapping[str, Any],
+    make: Callable[[Mapping[str, Any]], T],
+    describe: Callable[[T], Mapping[str, Any]],
+) -> T | None:
+    """Make an object of a class whose constructor fixes some arguments of its base's.
+
+    An inherited config has these, too. Of the arguments that a constructor only passes on, it gets
+    those that differ without.
+
+    Args:
+        config: The config of the object, as JSON has it.
+        make: Makes an object of a config.
+        describe: Returns the config of an object.
+
+    Returns:
+        An object of that config; None if the constructor makes none.
+    """
+    taken = inspect.signature(kind).parameters
+    given = {key: value for key, value in config.items() if key in taken}
+    for _ in range(2):
+        with suppress(TypeError):
+            made = make(given)
+            found = json.loads(json.dumps(describe(made)))
+            differ = {key: value for key, value in config.items() if found.get(key) != value}
+            if not differ:
+                return made
+            given |= differ
+    return None

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from allreduce.errors import UsageError, unknown_name
-from allreduce.keywords import NAMED
+from allreduce.keywords import NAMED, made_without_fixed
 from allreduce.optim import schedules
 from allreduce.optim.base import Optimizer
 
@@ -64,6 +64,28 @@ def _made(kind: type[Optimizer], config: Any, custom: Mapping[str, Any]) -> Opti
     unknown = [name for name in config if name not in takes]
     if unknown and not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         raise unknown_name(f"argument of {kind.__name__}", unknown[0], takes)
+    try:
+        return _constructed(kind, config, custom)
+    except TypeError as error:
+        misfit = error
+    made = made_without_fixed(
+        kind,
+        config,
+        lambda given: _constructed(kind, given, custom),
+        lambda made: serialize(made)["config"],
+    )
+    if made is not None:
+        return made
+    raise UsageError(
+        f"{kind.__name__} cannot be made from its config {dict(config)}: {misfit}; give it a "
+        "get_config(self) that returns its constructor's arguments"
+    ) from misfit
+
+
+def _constructed(
+    kind: type[Optimizer], config: Mapping[str, Any], custom: Mapping[str, Any]
+) -> Optimizer:
+    """Construct an optimizer of a config whose schedule and groups are plain data."""
     if isinstance(config.get("learning_rate"), Mapping):
         config = {**config, "learning_rate": schedules.get(config["learning_rate"], custom)}
     groups = config.get("groups")
@@ -75,13 +97,7 @@ def _made(kind: type[Optimizer], config: Any, custom: Mapping[str, Any]) -> Opti
                 f"custom_objects={{{name!r}: …}}"
             )
         config = {**config, "groups": custom[name]}
-    try:
-        return kind.from_config(config)
-    except TypeError as error:  # its constructor fixes an argument of its base's
-        raise UsageError(
-            f"{kind.__name__} cannot be made from its config {dict(config)}: {error}; give it a "
-            "get_config(self) that returns its constructor's arguments"
-        ) from error
+    return kind.from_config(config)
 
 
 def serialize(optimizer: Optimizer) -> dict[str, Any]:

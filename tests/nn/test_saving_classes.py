@@ -191,16 +191,29 @@ def test_constructors_that_fix_arguments_of_their_base_make_layers_again(tmp_pat
 
 
 class Slower(optim.Adam):
+    """Fixes an argument of its base."""
+
     def __init__(self, **options: Any) -> None:
         super().__init__(beta_1=0.5, **options)
 
 
-def test_an_optimizer_that_fixes_an_argument_of_its_base_is_refused(tmp_path: Path) -> None:
+def test_optimizers_that_fix_an_argument_of_their_base_are_made_again(tmp_path: Path) -> None:
     model = nn.Sequential([nn.Input((3,)), nn.Dense(1)])
-    model.compile(Slower(), "mse")
+    decay = optim.schedules.CosineDecay(0.1, 10)
+    made = Slower(learning_rate=decay, groups=undecayed, clip_norm=2)
+    model.compile(made, "mse")
+    model.save(tmp_path / "model")
+    custom = {"Slower": Slower, "undecayed": undecayed}
+    loaded = nn.load_model(tmp_path / "model", custom).optimizer
+    assert optim.serialize(loaded) == optim.serialize(made)
+    made.beta_1 = 0.9  # which its constructor does not take
     model.save(tmp_path / "model")
     with pytest.raises(UsageError, match=r"Slower cannot be made .* 'beta_1'; give it a get_"):
-        nn.load_model(tmp_path / "model", {"Slower": Slower})
+        nn.load_model(tmp_path / "model", custom)
+
+
+def undecayed(path: str) -> dict[str, float]:
+    return {"epsilon": 1e-6} if path.endswith("bias") else {}
 
 
 class Ready(nn.Sequential):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -11,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from allreduce.devices.options import FLOATS
 from allreduce.errors import UsageError, unknown_name
+from allreduce.keywords import made_without_fixed
 from allreduce.nn.core import configs
-from allreduce.nn.core.objects import definer, is_ours
 
 if TYPE_CHECKING:
     from allreduce.nn.core.layer import Layer
@@ -78,36 +76,15 @@ def _made_with(
     except TypeError as error:
         misfit = error
     # Not in the except block: there, Python raises KeyError for an argument that is given twice.
-    made = _made_without_fixed(kind, settings, custom)
+    made = made_without_fixed(
+        kind, settings, lambda given: _made(kind, given, custom), lambda made: made.get_config()
+    )
     if made is not None:
         return made
     raise UsageError(
         f"{kind.__name__} cannot be made from its config {settings}: {misfit}; give it a "
         "get_config(self) that returns its constructor's arguments"
     ) from misfit
-
-
-def _made_without_fixed(
-    kind: type[Layer], settings: Mapping[str, Any], custom: Mapping[str, Any]
-) -> Layer | None:
-    """Construct a layer whose constructor fixes some arguments of its base's.
-
-    An inherited config has these, too. Of the arguments that a constructor only passes on, it gets
-    those that differ without.
-    """
-    if not is_ours(definer(kind, "get_config")):
-        return None
-    taken = inspect.signature(kind).parameters
-    given = {key: value for key, value in settings.items() if key in taken}
-    for _ in range(2):
-        with suppress(TypeError):
-            made = _made(kind, given, custom)
-            found = json.loads(json.dumps(made.get_config()))
-            differ = {key: value for key, value in settings.items() if found.get(key) != value}
-            if not differ:
-                return made
-            given |= differ
-    return None
 
 
 def _made(kind: type[Layer], settings: Mapping[str, Any], custom: Mapping[str, Any]) -> Layer:
