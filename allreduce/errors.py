@@ -134,15 +134,21 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def leave_out_library(error: BaseException) -> None:
-    """Have a traceback end at the call of this library, if no other code ran inside.
+    """Have a traceback end at the last frame of other code, such as the user's.
 
     `python -X dev` shows all frames.
     """
-    trace = error.__traceback__
-    while trace is not None and _is_ours(trace.tb_frame):
+    if sys.flags.dev_mode:
+        return
+    last, trace = None, error.__traceback__
+    while trace is not None:
+        if not _is_ours(trace.tb_frame):
+            last = trace
         trace = trace.tb_next
-    if trace is None and not sys.flags.dev_mode:
+    if last is None:
         error.__traceback__ = None
+    else:
+        last.tb_next = None
 
 
 class MismatchError(AllreduceError, ValueError):

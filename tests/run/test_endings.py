@@ -76,6 +76,29 @@ def test_the_output_ends_with_the_cause_and_the_users_line(script: Write) -> Non
     assert lines[-1].endswith(f"failed with exit code 1: {cause}")
 
 
+@pytest.mark.parametrize("dev_mode", [False, True])
+def test_the_traceback_of_a_lost_rank_ends_at_the_users_line(script: Write, dev_mode: bool) -> None:
+    path = script(
+        """
+        import os, signal
+        import numpy as np
+        import allreduce as ar
+        comm = ar.init()
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.all_reduce(np.ones(3))
+        """
+    )
+    environment = {"PYTHONDEVMODE": "1"} if dev_mode else {}
+    result = run([*LAUNCH, "-n", "2", str(path)], environment, deadline=30)
+    lines = result.err.splitlines()
+    began = lines.index("[0] Traceback (most recent call last):")
+    ended = next(i for i, line in enumerate(lines) if "PeerLostError: [shared] rank 0" in line)
+    frames = [line for line in lines[began:ended] if line.startswith('[0]   File "')]
+    assert frames[0] == f'[0]   File "{path}", line 8, in <module>'
+    assert (len(frames) > 1) == dev_mode, result.err
+
+
 def test_a_rank_that_repeats_anothers_error_is_not_blamed(script: Write) -> None:
     path = script(
         """

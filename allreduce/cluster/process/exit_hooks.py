@@ -35,10 +35,12 @@ from allreduce.cluster.store import ENDING, VICTIM
 from allreduce.cluster.world import World
 from allreduce.errors import (
     AllreduceError,
+    InternalError,
     MismatchError,
     PeerLostError,
     UsageError,
     is_interrupt,
+    leave_out_library,
 )
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -123,6 +125,9 @@ class Watch:
     ) -> None:
         """End the job by an uncaught exception, which `show` prints."""
         try:
+            for each in traces.causes(error):
+                if isinstance(each, AllreduceError) and not isinstance(each, InternalError):
+                    leave_out_library(each)
             if isinstance(error, PeerLostError):
                 if self._launched and self._world is not None:  # the launcher waits for this
                     self._world.store.post(VICTIM, b"")

@@ -70,7 +70,7 @@ def ends_in_library(error: BaseException) -> bool:
 def shorten(function: F) -> F:
     """Decorate a public function so that its tracebacks of mistakes and Ctrl-C lack our frames.
 
-    If code of the user's runs inside, such as a callback, the traceback stays whole.
+    If code of the user's runs inside, such as a callback, the traceback ends there.
     """
 
     @functools.wraps(function)

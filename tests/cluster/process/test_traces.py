@@ -7,8 +7,10 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import allreduce as ar
 from allreduce.cluster.process import traces
 from tests.cluster.processes import running
 
@@ -87,3 +89,12 @@ def test_an_interrupt_in_the_users_code_keeps_its_place() -> None:
     with pytest.raises(KeyboardInterrupt) as caught:
         traces.shorten(users_function)()
     assert "in users_function\n" in traces.text(caught.value)
+
+
+def test_a_mistake_in_the_users_code_ends_there() -> None:
+    def users_function() -> None:
+        ar.ops.matmul(np.ones((2, 3)), np.ones((2, 3)))
+
+    with pytest.raises(ar.UsageError) as caught:
+        traces.shorten(users_function)()
+    assert caught.traceback[-1].name == "users_function"
