@@ -54,6 +54,13 @@ inline bool reduces(Collective collective) {
          collective == Collective::reduce_scatter;
 }
 
+// Whether it reduces by an operator that its type has no kernel for.
+inline bool lacks_kernel(const Call& call) {
+  const auto op = static_cast<int>(call.op), type = static_cast<int>(call.type);
+  return reduces(call.collective) &&
+         (op >= kOps || type >= kTypes || kernels().reduce[op][type] == nullptr);
+}
+
 // Elements of a member's input, where it has one.
 inline std::uint64_t input_elements(const CallSpec& spec, int members, int member) {
   const Call& call = spec.call;

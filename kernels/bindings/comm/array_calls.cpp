@@ -46,11 +46,6 @@ std::uint64_t detail_hash(const Call& call, const Details& details, const View& 
   return hash + (call.collective == Collective::all_to_all && !details.offsets.empty() ? 1 : 0);
 }
 
-bool lacks_kernel(const Call& call) {
-  const auto op = static_cast<int>(call.op), type = static_cast<int>(call.type);
-  return reduces(call.collective) && kernels().reduce[op][type] == nullptr;
-}
-
 std::shared_ptr<Work> begin(Member& member, const Call& call, const View& in, std::byte* out,
                             Details details) {
   std::optional<GilRelease> release;

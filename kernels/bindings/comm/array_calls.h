@@ -26,7 +26,6 @@ std::uint64_t count_of(const Call& call, const Details& details, const View& in,
                        std::uint64_t members);
 // A hash of everything that must agree on all members besides the signature.
 std::uint64_t detail_hash(const Call& call, const Details& details, const View& array);
-bool lacks_kernel(const Call& call);
 // Starts a call. A member without peers copies at once, and lets other threads run meanwhile.
 std::shared_ptr<Work> begin(Member& member, const Call& call, const View& in, std::byte* out,
                             Details details);

@@ -4,7 +4,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <iterator>
 
 #include "bindings/bindings.h"
 #include "core/segments.h"
@@ -73,11 +72,9 @@ void bind_plan(nb::module_& m) {
       nb::arg("words"), nb::arg("me"), nb::arg("members"));
   m.def(
       "carries",
-      [](std::size_t op, std::size_t type) {
-        const auto& rows = kernels().reduce;
-        if (op >= std::size(rows) || type >= std::size(rows[0]))
-          throw nb::index_error("no such operator or type");
-        return rows[op][type] != nullptr;
+      [](std::uint8_t op, std::uint8_t type) {
+        return !lacks_kernel(
+            {Collective::all_reduce, static_cast<Op>(op), static_cast<Type>(type)});
       },
       nb::arg("op"), nb::arg("type"));
   m.def(

@@ -90,6 +90,7 @@ std::shared_ptr<Work> start(const Handle& handle, const nb::tuple& words, nb::by
   Request request = request_of(words);
   if (request.chunk < kLeastElement || request.chunk > tcp::kMaxChunk)
     throw nb::value_error("a chunk that no block holds");
+  if (lacks_kernel(request.call)) throw nb::type_error("no kernel for this operator and type");
   request.signature.assign(signature.c_str(), signature.size());
   request.in = reinterpret_cast<const std::byte*>(in);
   request.out = reinterpret_cast<std::byte*>(out);

@@ -105,6 +105,15 @@ def test_the_sender_of_a_message_that_does_not_fit_is_told() -> None:
         assert FAULT in [kind for kind, _ in words_of(other.words, FAULT)]
 
 
+def test_a_call_without_a_kernel_is_an_error() -> None:
+    call = Call("all_reduce", "bitwise_and", "float32", 1, None, "members")
+    one = np.zeros(1, "float32")
+    with two() as members:
+        for member in members:  # the first one's reduction would end the process
+            with pytest.raises(TypeError, match="no kernel"):
+                start(member, call, one.ctypes.data, one.ctypes.data)
+
+
 def say_goodbye(other: Peer, close: bool = True) -> None:
     other.send([(0, frame(GOODBYE, 0))])
     time.sleep(0.05)
