@@ -75,18 +75,18 @@ std::shared_ptr<Work> start_update(Member& member, nb::handle gradients, nb::han
 // A send if it has an input, a recv if it has an output.
 std::shared_ptr<Work> start_message(Member& member, nb::handle in, nb::handle out, int peer,
                                     std::int64_t tag, nb::bytes note) {
-  const View source(in.ptr(), false), target(out.ptr(), true);
-  const View& array = source.held() ? source : target;
-  Call call;
-  call.collective = source.held() ? Collective::send : Collective::recv;
-  call.type = array.type();
-  call.root = peer;
-  call.count = array.count();
-  if (call.type == Type::none || source.held() == target.held())
+  const bool sends = out.is_none();
+  const View array(sends ? in.ptr() : out.ptr(), !sends);
+  if (!array.held() || sends == in.is_none())
     throw nb::type_error("a message is one C-contiguous array of a supported type");
-  if (peer >= member.group().members() || peer < (source.held() ? 0 : kAny))
+  if (peer >= member.group().members() || peer < (sends ? 0 : kAny))
     throw nb::value_error("the communicator has no such member");
-  return member.start_message(call, tag, source.data(), target.data(),
+  const Call call{.collective = sends ? Collective::send : Collective::recv,
+                  .type = array.type(),
+                  .root = peer,
+                  .count = array.count()};
+  return member.start_message(call, tag, sends ? array.data() : nullptr,
+                              sends ? nullptr : array.data(),
                               std::string(note.c_str(), note.size()));
 }
 
