@@ -271,6 +271,8 @@ def abort_at_exit(sign: int, others: list[str], seconds: float) -> bool: ...
 
 class FrameSocket:
     heard: float
+    @staticmethod
+    def head(length: int, kind: int, request: int, step: int) -> bytes: ...
     def __init__(
         self,
         fd: int,

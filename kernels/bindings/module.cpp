@@ -2,6 +2,9 @@
 // own.
 #include <nanobind/nanobind.h>
 
+#include <cerrno>
+#include <system_error>
+
 #define ALLREDUCE_IMPORTS_NUMPY
 #include "bindings/bindings.h"
 #include "bindings/graph/chain.h"
@@ -26,6 +29,16 @@ bool use_level(int level) {
   return use_table<TensorKernels>(level) && use_table<ImageKernels>(level);
 }
 
+// Failed system calls raise an OSError with their number.
+void translate(const std::exception_ptr& thrown, void*) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const std::system_error& error) {
+    errno = error.code().value();
+    PyErr_SetFromErrno(PyExc_OSError);  // BlockingIOError for EAGAIN
+  }
+}
+
 }  // namespace
 }  // namespace allreduce
 
@@ -34,6 +47,7 @@ NB_MODULE(_native, m) {
   // Operators that users register keep their functions, and these much else, to the end.
   nanobind::set_leak_warnings(false);
   if (_import_array() < 0) throw nanobind::python_error();
+  nanobind::register_exception_translator(&allreduce::translate);
   allreduce::find_main_thread();
   allreduce::bind_comm(m);
   allreduce::bind_images(m);

@@ -183,7 +183,7 @@ class Channel:
                 else:
                     described += frames.announce(each.dtype, each.shape)
                     parts.append(each.reshape(-1).view(np.uint8).data)
-            head = frames.HEAD.pack(len(described), frame.kind, frame.request, frame.step)
+            head = FrameSocket.head(len(described), frame.kind, frame.request, frame.step)
             _send_all(self._socket, [head, described, *parts], descriptors)
         finally:
             for descriptor in descriptors:

@@ -7,7 +7,6 @@ so each is parsed once.
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
@@ -16,7 +15,6 @@ import numpy as np
 
 from allreduce.server.protocol import task_pb2 as pb
 
-HEAD = struct.Struct("!IBQQ")  # the description's length, the kind, the request, the step
 KINDS = "biufc"  # of dtypes that travel: NumPy's numbers
 _MOST_ARRAY_BYTES = 1 << 36
 _REMEMBERED = 512  # descriptions

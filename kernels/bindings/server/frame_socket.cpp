@@ -19,6 +19,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -45,13 +46,13 @@ struct [[gnu::packed]] Head {
   std::uint64_t request, step;
 };
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+Head head_of(std::size_t length, int kind, std::uint64_t request, std::uint64_t step) {
+  return {htobe32(static_cast<std::uint32_t>(length)), static_cast<std::uint8_t>(kind),
+          htobe64(request), htobe64(step)};
 }
 
-[[noreturn]] void raise_errno() {
-  PyErr_SetFromErrno(PyExc_OSError);  // BlockingIOError for EAGAIN
-  throw nb::python_error();
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 // Runs a system call without the interpreter's lock, again after signals.
@@ -66,10 +67,7 @@ std::size_t unlocked_call(Call call) {
       error = errno;
     }
     if (count >= 0) return static_cast<std::size_t>(count);
-    if (error != EINTR) {
-      errno = error;
-      raise_errno();
-    }
+    if (error != EINTR) throw std::system_error(error, std::generic_category());
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
   }
 }
@@ -217,8 +215,8 @@ std::size_t FrameSocket::receive_more(iovec target) {
   for (;;) {
     try {
       return receive(target, 0);
-    } catch (nb::python_error& error) {
-      if (!error.matches(PyExc_BlockingIOError)) throw;
+    } catch (const std::system_error& error) {
+      if (error.code().value() != EAGAIN) throw;
       if (PyErr_CheckSignals() != 0) throw nb::python_error();  // another thread may have got one
     }
   }
@@ -299,8 +297,7 @@ bool FrameSocket::send_small(int kind, std::uint64_t request, std::uint64_t step
   if (arrays.size() > kMostParts || !describe(about, arrays)) return false;
   std::vector<iovec> parts;
   const std::string description = sent_;
-  const Head head{htobe32(static_cast<std::uint32_t>(description.size())),
-                  static_cast<std::uint8_t>(kind), htobe64(request), htobe64(step)};
+  const Head head = head_of(description.size(), kind, request, step);
   parts.push_back({const_cast<Head*>(&head), sizeof head});
   parts.push_back({const_cast<char*>(description.data()), description.size()});
   for (nb::handle each : arrays) {
@@ -374,7 +371,14 @@ void bind_server(nb::module_& m) {
       .def("take_descriptor", &FrameSocket::take_descriptor)
       .def("send_small", &FrameSocket::send_small, nb::arg("kind"), nb::arg("request"),
            nb::arg("step"), nb::arg("about"), nb::arg("arrays"))
-      .def("close", &FrameSocket::close);
+      .def("close", &FrameSocket::close)
+      .def_static(
+          "head",
+          [](std::size_t length, int kind, std::uint64_t request, std::uint64_t step) {
+            const Head head = head_of(length, kind, request, step);
+            return nb::bytes(&head, sizeof head);
+          },
+          nb::arg("length"), nb::arg("kind"), nb::arg("request"), nb::arg("step"));
 }
 
 }  // namespace allreduce

@@ -7,8 +7,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <system_error>
 
 #include "bindings/bindings.h"
 #include "core/gil.h"
@@ -266,20 +264,9 @@ void bind_tcp_work(nb::module_& m) {
       .def("wait", &wait, nb::arg("seconds"));
 }
 
-// Failed system calls raise an OSError with their number.
-void translate(const std::exception_ptr& thrown, void*) {
-  try {
-    std::rethrow_exception(thrown);
-  } catch (const std::system_error& error) {
-    errno = error.code().value();
-    PyErr_SetFromErrno(PyExc_OSError);
-  }
-}
-
 }  // namespace
 
 void bind_tcp(nb::module_& m) {
-  nb::register_exception_translator(&translate);
   bind_tcp_work(m);
   bind_tcp_member(m);
   m.def("tcp_eager_plan", &eager_plan, nb::arg("words"), nb::arg("me"), nb::arg("members"));

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from allreduce._native import FrameSocket
 from allreduce.errors import PeerLostError, UnsupportedError
 from allreduce.server.protocol import channel, frames, segments
 from allreduce.server.protocol import task_pb2 as pb
@@ -48,7 +49,7 @@ def test_arrays_of_any_size_order_and_type_arrive_as_they_were() -> None:
 def test_a_frame_that_comes_byte_by_byte_is_read() -> None:
     sent = np.arange(5, dtype=np.int32)
     announced = frames.announce(sent.dtype, sent.shape)
-    head = frames.HEAD.pack(len(announced), pb.TENSOR, 0, 0)
+    head = FrameSocket.head(len(announced), pb.TENSOR, 0, 0)
     with connected() as ends:
         for byte in head + announced + sent.tobytes():
             ends.sender._socket.sendall(bytes([byte]))
@@ -67,7 +68,7 @@ def test_a_dtype_that_does_not_travel_is_refused_before_anything_is_sent() -> No
 @pytest.mark.parametrize("content", [b"\xff" * 40, b"\x0a"])
 def test_bytes_that_are_no_frame_end_the_connection(content: bytes) -> None:
     with connected() as ends:
-        ends.sender._socket.sendall(frames.HEAD.pack(len(content), pb.TENSOR, 0, 0) + content)
+        ends.sender._socket.sendall(FrameSocket.head(len(content), pb.TENSOR, 0, 0) + content)
         assert ends.reasons.get(timeout=5)
         assert ends.receiver.ended
         with pytest.raises(queue.Empty):
@@ -143,7 +144,7 @@ def test_an_interrupt_in_the_middle_of_an_answer_ends_a_clients_connection(
     client = Channel(ours, "b", None, lambda *_: None)
     answer = client.request(frames.Frame(pb.READ))
     announced = frames.announce(np.dtype(np.float32), (1000,))
-    content = frames.HEAD.pack(len(announced), pb.DONE, 1, 0) + announced + b"half of it"
+    content = FrameSocket.head(len(announced), pb.DONE, 1, 0) + announced + b"half of it"
     theirs.sendall(content[:sent])
 
     def interrupt() -> None:
