@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
+from allreduce.cluster.launcher.cluster_job import free_ports
 from tests.cluster.processes import run
 from tests.harness import ROOT
 from tests.run.launches import LAUNCH
@@ -88,6 +90,25 @@ def test_a_cluster_in_a_job_of_the_launcher_is_a_job_of_its_own(tmp_path: Path) 
     assert result.out.count("joined 2") == 2
 
 
+def test_ranks_take_no_place_in_a_cluster_that_the_launcher_is_in(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import allreduce as ar\ncomm = ar.init()\n"
+        "try:\n    ar.Server()\n"
+        "except ar.UsageError as error:\n    print(comm.rank, error)\n"
+    )
+    (port,) = free_ports(1)
+    outside = {
+        "ALLREDUCE_CLUSTER": json.dumps({"worker": [f"127.0.0.1:{port}"]}),
+        "ALLREDUCE_TASK": "worker:0",
+    }
+    result = run([*LAUNCH, "-n", "2", str(script)], outside, deadline=60)
+    assert result.code == 0, result.err
+    for rank in range(2):
+        assert f"[{rank}] {rank} [server] no cluster is given" in result.out
+    assert "ignored" not in result.err
+
+
 def test_wrong_options_are_refused(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text("")
@@ -107,6 +128,7 @@ def test_the_example_trains(tmp_path: Path) -> None:
     example = ROOT / "mpi_examples" / "in_graph.py"
     result = run([*LAUNCH, "--cluster", "ps=1,worker=2", str(example)], deadline=110)
     assert result.code == 0, result.err
+    assert "lost" not in result.err
     accuracy = float(result.out.rpartition("test accuracy ")[2].split()[0])
     assert accuracy > 0.94
 
