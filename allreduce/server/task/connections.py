@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import secrets
 import socket
 import threading
@@ -220,9 +219,10 @@ class Connections:
 
     def _note_loss(self, channel: Channel, why: str) -> None:
         name = channel.peer
-        if name not in self._lost:
-            level = logging.INFO if channel.has_left else logging.WARNING
-            logger.log(level, "[server] %s has lost %s: %s", self.name, name, why)
+        if channel.has_left:
+            logger.debug("[server] %s: %s has left", self.name, name)
+        elif name not in self._lost:
+            logger.warning("[server] %s has lost %s: %s", self.name, name, why)
         self._lost.add(name)
 
     def tasks(self) -> dict[str, bool]:
