@@ -1,7 +1,7 @@
 """Train a table of vectors of which each parameter server holds a part.
 
-    python -m allreduce.run --cluster ps=2,worker=2 mpi_examples/embeddings.py
-    python -m allreduce.run --cluster ps=2,worker=2 mpi_examples/embeddings.py --sync
+    .venv/bin/python -m allreduce.run --cluster ps=2,worker=2 mpi_examples/embeddings.py
+    .venv/bin/python -m allreduce.run --cluster ps=2,worker=2 mpi_examples/embeddings.py --sync
 
 Each of an image's 64 pixels has 17 levels; every pair of pixel and level is a word with a vector.
 A step looks up the rows of its words, and sends gradients of these rows only.

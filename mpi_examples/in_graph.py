@@ -1,6 +1,6 @@
 """Train one model over the tasks of a cluster: variables on `ps`, half a batch on each worker.
 
-    python -m allreduce.run --cluster ps=1,worker=2 mpi_examples/in_graph.py
+    .venv/bin/python -m allreduce.run --cluster ps=1,worker=2 mpi_examples/in_graph.py
 
 Worker 0 is the client: it builds one graph for all tasks. The other worker only serves.
 """

@@ -1,12 +1,12 @@
 """Train a model whose layers are on two devices of each replica, on all processes of the job.
 
-    mpirun -n 2 python mpi_examples/model_parallel.py   # two replicas, four devices
-    python mpi_examples/model_parallel.py               # one replica, two devices
+    .venv/bin/python mpi_examples/model_parallel.py
+    .venv/bin/mpirun -n 2 .venv/bin/python mpi_examples/model_parallel.py
 
-Devices are GPUs where there are some, otherwise CPUs; if a rank has only one, it is split into two
-logical ones. Tensors that cross devices are copied automatically. The same model is also trained on
-one device of each replica: the weights are the same, to the bit (on GPUs, of one or two replicas:
-NCCL may add up those of more in another order).
+Each process has one replica, on two devices. These are GPUs where there are some, otherwise CPUs;
+if a rank has only one, it is split into two logical ones. Tensors that cross devices are copied
+automatically. The same model is also trained on one device of each replica: the weights are the
+same, to the bit (on GPUs, of one or two replicas: NCCL may add up those of more in another order).
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Train on handwritten digits with parameter servers: variables on `ps` tasks, work on workers.
 
-    python -m allreduce.run --cluster ps=1,worker=2 mpi_examples/parameter_server.py
-    python -m allreduce.run --cluster ps=2,worker=4 mpi_examples/parameter_server.py --sync
+    .venv/bin/python -m allreduce.run --cluster ps=1,worker=2 mpi_examples/parameter_server.py
 
-Asynchronously, each worker's gradients change the parameters as soon as they come; with --sync, an
-update waits for the gradients of all workers.
+Asynchronously, each worker's gradients change the parameters as soon as they come; with --sync
+behind the script's name, an update waits for the gradients of all workers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Train a small network on handwritten digits, on all processes of the job.
 
-    mpirun -n 8 python mpi_examples/train.py            # ranks from MPI
-    python -m allreduce.run -n 4 mpi_examples/train.py  # ranks from the launcher, no MPI
-    python mpi_examples/train.py                        # one rank
+    .venv/bin/mpirun -n 8 .venv/bin/python mpi_examples/train.py   # ranks from MPI
+    .venv/bin/python -m allreduce.run -n 4 mpi_examples/train.py   # ranks from the launcher
+    .venv/bin/python mpi_examples/train.py                         # one rank
 
 The data are scikit-learn's 1,797 real images of 8 × 8 pixels; a fifth is held out.
 """
