@@ -23,7 +23,7 @@ from allreduce.comm.calls.call import ROOTED, WHOLE, Array
 from allreduce.comm.core.transport import Work
 from allreduce.comm.dispatch import Dispatcher
 from allreduce.devices import Device
-from allreduce.errors import AllreduceError, MismatchError, ShapeError, UsageError, reworded
+from allreduce.errors import AllreduceError, MismatchError, UsageError, reworded
 
 # An array of this size or more is not packed. One more call takes about 20 us, and the latency of
 # its transport; packing and unpacking 256 KiB takes 12 us in the cache, and 85 us in a list of 128
@@ -111,8 +111,8 @@ def _start_on_device(
 ) -> Work:
     """Start a collective on arrays of a device, as one call of the transport."""
     _check_collective(context)
-    if out is not None and (not isinstance(out, list | tuple) or len(out) != len(x)):
-        raise UsageError(f"{context.where}: out must be a list of {len(x)} arrays")
+    if out is not None:
+        checks.check_outs(context, out, len(x))
     calls = [
         comm.prepare_on_device(
             context._replace(item=f"item {i} of the list"), device, each, options, out and out[i]
@@ -262,18 +262,9 @@ def _borrow(context: Context, i: int, x: Any, options: Options) -> BorrowedArray
 
 
 def _targets(context: Context, borrowed: Sequence[BorrowedArray], out: Any) -> list[Array]:
-    where = context.where
-    if not isinstance(out, list | tuple) or len(out) != len(borrowed):
-        listed = isinstance(out, list | tuple)
-        got = f"has {len(out)}" if listed else f"is {type(out).__name__}"
-        raise UsageError(f"{where}: out must be a list of {len(borrowed)} arrays, but {got}")
-    targets = [borrow_out(f"{where}: item {i} of out", one) for i, one in enumerate(out)]
-    for i, (one, target) in enumerate(zip(borrowed, targets, strict=True)):
-        if (target.shape, target.dtype) != (one.array.shape, one.array.dtype):
-            raise ShapeError(
-                f"{where}: item {i} of out must have shape {one.array.shape} and dtype "
-                f"{one.array.dtype}, but has {target.shape} and {target.dtype}"
-            )
-        if not target.flags.writeable:
-            raise UsageError(f"{where}: item {i} of out is read-only; pass a writable array")
+    checks.check_outs(context, out, len(borrowed))
+    names = [f"{context.where}: item {i} of out" for i in range(len(borrowed))]
+    targets = [borrow_out(name, one) for name, one in zip(names, out, strict=True)]
+    for name, one, target in zip(names, borrowed, targets, strict=True):
+        checks.check_out(name, target, one.array.shape, one.array.dtype)
     return targets

@@ -17,7 +17,6 @@ from allreduce.comm.calls.call import (
     DTYPES,
     OPERATORS,
     REDUCING,
-    Array,
     remedy,
 )
 from allreduce.errors import (
@@ -159,16 +158,22 @@ def check_empty(context: Context, shape: Any, dtype: Any) -> tuple[tuple[int, ..
     return plain, kind
 
 
-def check_out(context: Context, out: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return the output array, if the result fits it."""
-    if out.shape != shape or out.dtype != dtype:
+def check_out(name: str, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Check that a result fits an output array, of the host or of a device."""
+    if (tuple(out.shape), out.dtype) != (shape, dtype):
         raise ShapeError(
-            f"{context.where}: out must have shape {shape} and dtype {dtype}, but has "
-            f"{out.shape} and {out.dtype}"
+            f"{name} must have shape {shape} and dtype {dtype}, but has {tuple(out.shape)} and "
+            f"{out.dtype}"
         )
-    if not out.flags.writeable:
-        raise UsageError(f"{context.where}: out is read-only; pass a writable array")
-    return out
+    if isinstance(out, np.ndarray) and not out.flags.writeable:
+        raise UsageError(f"{name} is read-only; pass a writable array")
+
+
+def check_outs(context: Context, out: Any, count: int) -> None:
+    """Check that there is an output for each array of a list."""
+    if not isinstance(out, list | tuple) or len(out) != count:
+        got = f"has {len(out)}" if isinstance(out, list | tuple) else f"is {type(out).__name__}"
+        raise UsageError(f"{context.where}: out must be a list of {count} arrays, but {got}")
 
 
 def check_stays(context: Context, **arrays: Any) -> None:

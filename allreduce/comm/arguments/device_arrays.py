@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm.arguments import messages, scaling
-from allreduce.comm.arguments.checks import UNSCALED, Context, Options
+from allreduce.comm.arguments.checks import UNSCALED, Context, Options, check_out
 from allreduce.comm.arguments.overlap import check_apart, check_overlap
 from allreduce.comm.arguments.prepare import checked_options, describe, result_shape
 from allreduce.comm.calls.call import ANY, TO_ROOT, Array, Call
 from allreduce.comm.core.transport import PreparedOnDevice
 from allreduce.devices import COLLECTIVE, Device, owner
-from allreduce.errors import ShapeError, UnsupportedError, UsageError, reworded
+from allreduce.errors import UnsupportedError, UsageError, reworded
 
 
 def device_of(context: Context, *arrays: Any) -> Device | None:
@@ -46,13 +46,10 @@ def prepare(
     elif out is None:
         nbytes = math.prod(wanted) * dtype.itemsize
         out = device.allocate_result(nbytes).array(dtype, wanted)
-    elif (tuple(out.shape), out.dtype) != (wanted, dtype):
-        raise ShapeError(
-            f"{context.where}: out must have shape {wanted} and dtype {dtype}, but has "
-            f"{tuple(out.shape)} and {out.dtype}"
-        )
-    elif x is not None:
-        check_overlap(context, _place(device, x), _place(device, out), options)
+    else:
+        check_out(f"{context.where}: out", out, wanted, dtype)
+        if x is not None:
+            check_overlap(context, _place(device, x), _place(device, out), options)
     factor = 1.0 if options.scale is UNSCALED else _product(context, options, dtype)
     answer = given if gets and given is not None else out
     return PreparedOnDevice(call, device, x, out, factor, lambda: answer)

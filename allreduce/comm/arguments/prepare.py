@@ -80,8 +80,9 @@ def _target(
         return None
     if out is None:
         return new_output(context, shape, dtype)
-    target = borrow_out(f"{context.where}: out", out)
-    checks.check_out(context, target, shape, dtype)
+    name = f"{context.where}: out"
+    target = borrow_out(name, out)
+    checks.check_out(name, target, shape, dtype)
     if borrowed is not None:
         check_overlap(context, borrowed.array, target, options)
     return target
