@@ -35,7 +35,6 @@ from allreduce.errors import (
     UnsupportedError,
     UsageError,
     everywhere,
-    is_interrupt,
 )
 
 T = TypeVar("T")
@@ -137,8 +136,7 @@ class Dispatcher:
         """
         of_array = isinstance(error, Exception) and not self._thread.starts
         if not (of_array if work is None else work.settled):
-            reason = f"a call was interrupted by {type(error).__name__}"
-            self.transport.abort(reason, interrupted=is_interrupt(error))
+            self.transport.abort_interrupted("a call", error)
 
     def exclusively(self, calls: Callable[[], T]) -> T:
         """Run `calls` while no other thread can start a call, not even on the fast path.

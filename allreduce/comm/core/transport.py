@@ -295,9 +295,13 @@ class Transport(ABC):
         except AllreduceError:
             raise
         except BaseException as error:
-            reason = f"{doing} was interrupted by {type(error).__name__}"
-            self.abort(reason, interrupted=is_interrupt(error))
+            self.abort_interrupted(doing, error)
             raise
+
+    def abort_interrupted(self, doing: str, error: BaseException) -> None:
+        """Abort because a signal handler raised."""
+        reason = f"{doing} was interrupted by {type(error).__name__}"
+        self.abort(reason, interrupted=is_interrupt(error))
 
 
 class LevelTransport(Transport):

@@ -19,7 +19,7 @@ from allreduce.comm.calls.members import MemberInfo
 from allreduce.comm.core import progress
 from allreduce.comm.core.transport import LevelTransport, LevelWork
 from allreduce.comm.failures.reporter import FailureReporter, dead, encode
-from allreduce.errors import AllreduceError, ClosedError, Finding, UsageError, is_interrupt
+from allreduce.errors import AllreduceError, ClosedError, Finding, UsageError
 from allreduce.events import logger
 
 
@@ -198,11 +198,6 @@ class NativeTransport(LevelTransport, Generic[N]):
             self._pending = {one for one in self._pending if not one.settled}
             self._prune_at = max(_PRUNE, 2 * len(self._pending))
 
-    def _interrupted(self, error: BaseException) -> None:
-        """Abort after a signal handler raised in a start: the call's arrays are not kept."""
-        reason = f"a start was interrupted by {type(error).__name__}"
-        self.abort(reason, interrupted=is_interrupt(error))
-
     def forget(self, work: NativeWork[N]) -> None:
         """Release a completed work's arrays."""
         with self._lock:
@@ -279,8 +274,7 @@ class NativeTransport(LevelTransport, Generic[N]):
         try:
             return self._drive_all(native, seconds) if seconds else self._drive(native, 0.0)
         except BaseException as error:  # a signal handler raised in the middle of a collective
-            reason = f"a wait was interrupted by {type(error).__name__}"
-            self.abort(reason, interrupted=is_interrupt(error))
+            self.abort_interrupted("a wait", error)
             raise
 
     def _drive_all(self, native: N, seconds: float) -> bool:

@@ -116,7 +116,7 @@ class SharedTransport(NativeTransport[_native.Work]):
         except UsageError:
             raise
         except BaseException as error:
-            self._interrupted(error)
+            self.abort_interrupted("a start", error)  # the call's arrays are not kept
             raise
         if native.failed:
             self.complete(native, None)
@@ -243,7 +243,7 @@ class SharedTransport(NativeTransport[_native.Work]):
             if not self.wait_for(work, self.fast_seconds):
                 self._finish(work, None)
         except BaseException as error:
-            self._interrupted(error)
+            self.abort_interrupted("a start", error)
             raise
 
     def _finish(self, native: _native.Work, x: Array | None) -> None:

@@ -120,7 +120,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
                 work.call = None if late else call
                 self._keep(work)
         except BaseException as error:
-            self._interrupted(error)
+            self.abort_interrupted("a start", error)  # the call's arrays are not kept
             raise
         if self._closed or self._failure is not None:
             raise self._error()
