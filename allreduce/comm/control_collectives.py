@@ -36,16 +36,14 @@ def exchange(
         MismatchError: A member makes another call.
     """
     options = Options(counts=counts, call_text=f"exchange({purpose})")
-    found = np.asarray(_called(comm, "all_gather", mine, options))
+    found = np.asarray(_call(comm, "all_gather", mine, options))
     return found if counts is not None else found.reshape(comm.size, *mine.shape)
 
 
 def begin_exchange(comm: Communicator, purpose: str, mine: Array) -> Work:
     """Start an `exchange`; the work's result is `(members * n, ...)`."""
     options = Options(call_text=f"exchange({purpose})")
-    work: Work = comm._dispatch.call(
-        functools.partial(comm._dispatch.start, "all_gather", mine, options, None), async_op=True
-    )
+    work: Work = _call(comm, "all_gather", mine, options, async_op=True)
     return work
 
 
@@ -66,9 +64,8 @@ def total(comm: Communicator, purpose: str, mine: Array) -> Array:
     Raises:
         MismatchError: A member makes another call.
     """
-    return np.asarray(
-        _called(comm, "all_reduce", mine, Options("sum", call_text=f"total({purpose})"))
-    )
+    options = Options("sum", call_text=f"total({purpose})")
+    return np.asarray(_call(comm, "all_reduce", mine, options))
 
 
 def adopt(comm: Communicator, purpose: str, array: Array) -> None:
@@ -77,12 +74,16 @@ def adopt(comm: Communicator, purpose: str, array: Array) -> None:
     Raises:
         MismatchError: A member makes another call.
     """
-    _called(comm, "broadcast", array, Options(root=0, call_text=f"adopt({purpose})"), array)
+    _call(comm, "broadcast", array, Options(root=0, call_text=f"adopt({purpose})"), array)
 
 
-def _called(
-    comm: Communicator, collective: str, x: Array, options: Options, out: Any = None
+def _call(
+    comm: Communicator,
+    collective: str,
+    x: Array,
+    options: Options,
+    out: Any = None,
+    async_op: bool = False,
 ) -> Any:
-    return comm._dispatch.call(
-        functools.partial(comm._dispatch.start, collective, x, options, out), False
-    )
+    start = functools.partial(comm._dispatch.start, collective, x, options, out)
+    return comm._dispatch.call(start, async_op)

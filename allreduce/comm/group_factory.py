@@ -68,7 +68,6 @@ class GroupFactory(Generic[C]):
         world: The communicator's processes, in the order of its members if each has one.
         timeout: The communicator's and its groups', in seconds.
         open: Opens a communicator of another world.
-        check_alive: Raises the error that has ended the communicator, if one has.
     """
 
     def __init__(
@@ -78,11 +77,10 @@ class GroupFactory(Generic[C]):
         dispatch: Dispatcher,
         timeout: float,
         open: OpenMember[C],
-        check_alive: Callable[[], None],
     ) -> None:
         self.part = part
         self._world, self._dispatch, self._timeout = world, dispatch, timeout
-        self._open, self._check_alive = open, check_alive
+        self._open, self._check_alive = open, dispatch.transport.check_alive
         self._making = threading.Lock()  # held by the thread that makes `local` or `across`
         self._cached: dict[str, C] = {}
         # How many were made, by kind and members, because each member knows only its own groups.

@@ -199,7 +199,9 @@ def _prepare(context: Context, request: Request) -> list[Prepared]:
             target = None if targets is None else targets[items[0]]
             ready.append(prepare(context, arrays[items[0]], options, target))
             continue
-        flat = _pack([arrays[i] for i in items], context)
+        packed = [arrays[i] for i in items]
+        flat = new_output(context, (sum(each.size for each in packed),), packed[0].dtype)
+        np.concatenate(packed, axis=None, out=flat)
         if before != 1:
             scaling.apply(flat, before, flat)
         ready.append(prepare(context, flat, replace(options, scale=(1.0, after)), flat))
@@ -215,11 +217,6 @@ def _inputs(context: Context, request: Request) -> list[Array]:
             arrays[i] = new_output(context, array.shape, array.dtype)
             arrays[i][...] = array
     return arrays
-
-
-def _pack(arrays: Sequence[Array], context: Context) -> Array:
-    flat = new_output(context, (sum(array.size for array in arrays),), arrays[0].dtype)
-    return np.concatenate(arrays, axis=None, out=flat)
 
 
 def _answer(request: Request, results: Sequence[Any]) -> Any:

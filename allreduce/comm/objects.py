@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -123,16 +122,10 @@ def _join(
             "the details"
         )
     joined = comm.step(collective, data, replace(options, counts=lengths))
-    return None if joined is None else _split(joined, lengths)
+    if joined is None:
+        return None
+    return [decode(part) for part in np.split(joined, np.cumsum(lengths[:-1]))]
 
 
 def _unpack(packed: bytes | memoryview) -> Any:
     return msgpack.unpackb(packed, raw=False, strict_map_key=False)
-
-
-def _split(joined: Array, lengths: Sequence[int]) -> list[Any]:
-    values, low = [], 0
-    for length in lengths:
-        values.append(decode(joined[low : low + length]))
-        low += length
-    return values

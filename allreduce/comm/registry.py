@@ -128,10 +128,9 @@ def open_members(
         lifecycle.add(opened)
         comm = _communicator(world, opened, name)
         made.append(comm)
-        dispatch, group = comm._dispatch, partial(_open_group, transport)
-        dispatch.store = part.world.store
-        alive = dispatch.transport.check_alive
-        comm._groups = GroupFactory(world, part, dispatch, timeout, group, alive)
+        comm._dispatch.store = part.world.store
+        group = partial(_open_group, transport)
+        comm._groups = GroupFactory(world, part, comm._dispatch, timeout, group)
     return made
 
 

@@ -80,7 +80,7 @@ class ClusterJob(Job):
             self._restart(child)
             return
         super()._note_end(child)
-        workers = [each for each in self._children if not self._serves(each)]
+        workers = [each for each in self._children if self._tasks[each.rank][0] not in SERVING]
         if all(each.code is not None for each in workers):
             for each in self._children:
                 each.end()
@@ -93,9 +93,6 @@ class ClusterJob(Job):
         for source, sink in ((again.stdout, self._out), (again.stderr, self._err)):
             self._relays[source] = Relay(source, sink, again.label)
         again.start(NO_LEADER)
-
-    def _serves(self, child: Child) -> bool:
-        return self._tasks[child.rank][0] in SERVING
 
     def _aware(self) -> set[int]:
         """Return all tasks: they report to no leader, so any may be saving because of a failure."""

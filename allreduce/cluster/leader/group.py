@@ -92,7 +92,8 @@ class Group:
         """
         if self._send.pop(rank, None) is None:
             return
-        self._drop_requests(rank)
+        for waiters in (*self._getting.values(), self._assembling):
+            waiters -= {waiter for waiter in waiters if waiter[0] == rank}
         if not self.assembled:
             del self._members[rank]
             return
@@ -193,10 +194,6 @@ class Group:
             for rank, request in self._assembling:
                 self._answer(rank, pb.ToMember(request=request, lost=lost))
             self._assembling.clear()
-
-    def _drop_requests(self, rank: int) -> None:
-        for waiters in (*self._getting.values(), self._assembling):
-            waiters -= {waiter for waiter in waiters if waiter[0] == rank}
 
     def _members_message(self) -> pb.Members:
         return pb.Members(members=[_identity(self._members[rank]) for rank in range(self.size)])

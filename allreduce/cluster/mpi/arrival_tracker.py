@@ -154,11 +154,9 @@ class ArrivalTracker:
         count = self.launched.here - len(here)
         if not here or count <= 0:
             return ""
-        return _listed(set(range(self.launched.size)) - here.keys()) if self._all_here else "a rank"
-
-    @property
-    def _all_here(self) -> bool:
-        return self.launched.here == self.launched.size
+        if self.launched.here < self.launched.size:
+            return "a rank"
+        return _listed(set(range(self.launched.size)) - here.keys())
 
     def _late_anywhere(self) -> str:
         """Name the late ranks of this host, else the ranks that are unknown here."""

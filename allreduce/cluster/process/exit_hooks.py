@@ -170,13 +170,9 @@ class Watch:
             _flush()
             time.sleep(_AFTER_YOU_SECONDS)  # ending frees the claim, and mpirun then kills the rest
 
-    @property
-    def _job_id(self) -> str:
-        return self._world.job if self._world is not None else self._job
-
     def _is_first(self, event: str) -> bool:
         """Return whether this is the first rank on this host to ask, among those alive."""
-        claimed = claim(f"{event}.{self._job_id}")
+        claimed = claim(f"{event}.{self._job if self._world is None else self._world.job}")
         if claimed is not None:
             _claims.append(claimed)
         return claimed is not None
@@ -223,7 +219,8 @@ class Watch:
 
     def _end_now(self) -> None:
         self.end_job()
-        _exit_now(self._code)
+        _flush()
+        os._exit(self._code)
 
     def begin_to_exit(self) -> None:
         """Tell the others of an exception that another `sys.excepthook` has printed."""
@@ -428,8 +425,3 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
             stream.flush()
-
-
-def _exit_now(code: int) -> None:
-    _flush()
-    os._exit(code)

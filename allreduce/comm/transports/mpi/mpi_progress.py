@@ -60,11 +60,6 @@ def drive() -> None:
     _native.progress()
 
 
-def rounds() -> int:
-    """Return how often somebody was in MPI for that: it tells whether somebody is now."""
-    return _rounds
-
-
 def _make_progress() -> bool:
     """As `drive`, where MPI may be entered; returns whether calls are under way there."""
     transports = tuple(_open)
@@ -120,10 +115,10 @@ def start_poller(mpi: Any) -> None:
 
 def _poll(mpi: Any) -> None:
     world, tag = mpi.COMM_WORLD, mpi.COMM_WORLD.Get_attr(mpi.TAG_UB)
-    seen, nap, following = rounds(), _BUSY_NAP_SECONDS, _NAP_SECONDS
+    seen, nap, following = _rounds, _BUSY_NAP_SECONDS, _NAP_SECONDS
     while not _over.wait(nap):
-        if rounds() != seen:
-            seen, nap, following = rounds(), _BUSY_NAP_SECONDS, _NAP_SECONDS
+        if _rounds != seen:
+            seen, nap, following = _rounds, _BUSY_NAP_SECONDS, _NAP_SECONDS
             continue
         with entered:
             # For no message there is, so that MPI goes on with all that it holds. On COMM_SELF
