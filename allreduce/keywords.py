@@ -37,6 +37,7 @@ def explain(elsewhere: Mapping[str, str] = _NONE) -> Callable[[F], F]:
                     trace = error.__traceback__
                     if trace is not None and trace.tb_next is None:  # the function did not start
                         _refuse_call(function, args, named, elsewhere)
+                        leave_out_library(error)
                     raise
             except UsageError as error:
                 leave_out_library(error)
@@ -53,18 +54,18 @@ def _refuse_call(
     named: Mapping[str, Any],
     elsewhere: Mapping[str, str],
 ) -> None:
-    parameters = inspect.signature(function).parameters
-    refuse(function, named, elsewhere)
-    places = [each for each in parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
-    if len(args) > len(places) < len(parameters):
-        raise by_name_only(function) from None
-
-
-def by_name_only(function: Callable[..., Any]) -> UsageError:
-    """Build the error for an argument by position that a function takes by name."""
-    taken = inspect.signature(function).parameters.values()
+    takes = function
+    if function.__name__ == "__init__":  # maybe that of a private base of the class that is made
+        takes, args = next(each for each in type(args[0]).__mro__ if _is_ours(each)), args[1:]
+    taken = inspect.signature(takes).parameters.values()
+    if all(each.kind is not each.VAR_KEYWORD for each in taken):
+        refuse(takes, named, elsewhere)
+    places = [each for each in taken if each.kind is each.POSITIONAL_OR_KEYWORD]
     names = [f"{each.name}=" for each in taken if each.kind is each.KEYWORD_ONLY]
-    return UsageError(f"{function.__name__} takes {', '.join(names)} by name, not by position")
+    if names and len(args) > len(places):
+        raise UsageError(
+            f"{takes.__name__} takes {', '.join(names)} by name, not by position"
+        ) from None
 
 
 def refuse(
@@ -96,25 +97,18 @@ def unknown_argument(
 
 
 class Refusing:
-    """A base class of public classes that checks keywords before the constructor.
-
-    It is a class of its own so that `inspect.signature` finds the subclass's `__init__`. Classes
-    outside of this library are not checked.
-    """
+    """A base class of public classes that does for their constructors what `explain` does."""
 
     _elsewhere: ClassVar[Mapping[str, str]] = _NONE
 
-    def __new__(cls, *_: Any, **named: Any) -> Any:
-        refuse_of_class(cls, named, cls._elsewhere)
-        return super().__new__(cls)
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls) and _is_ours(cls):
+            cls.__init__ = explain(cls._elsewhere)(cls.__init__)  # type: ignore[method-assign]
 
 
-def refuse_of_class(kind: type, named: Mapping[str, Any], elsewhere: Mapping[str, str]) -> None:
-    """Refuse keywords that a class of this library does not take, unless it hands them on."""
-    if named and kind.__module__.startswith("allreduce."):
-        known = inspect.signature(kind).parameters.values()
-        if all(each.kind is not each.VAR_KEYWORD for each in known):
-            refuse(kind, named, elsewhere)
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.startswith("allreduce.")
 
 
 def made_without_fixed(

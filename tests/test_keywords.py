@@ -37,6 +37,8 @@ def _compiled() -> Any:
         (lambda: untyped.callbacks.ModelCheckpoint("m", save_best=1), "mean 'save_best_only'"),
         (lambda: untyped.callbacks.TensorBoard(profile_batch=2), "takes no profile_batch=: with"),
         (lambda: untyped.function(autograph=False), "function takes no autograph=: leave it out"),
+        (lambda: untyped.nn.MaxPool2D(1, 1, "same", 4), "MaxPool2D takes name=, .* not by pos"),
+        (lambda: untyped.optim.schedules.CosineDecay(1, 9, alfa=0.1), "mean 'alpha'"),
         (lambda: untyped.nn.load_model("m", compile=False), "takes no compile=: a model that was"),
         (lambda: _compiled().save("m", overwrite=True), "save takes no overwrite=: the file is"),
     ],
@@ -56,13 +58,28 @@ def test_an_argument_that_does_not_exist_is_answered_with_the_one_that_was_meant
         lambda: untyped.init().all_reduce(x, oq="sum"),
         lambda: ar.nn.load_model("missing"),
         lambda: _compiled().fit(x[None], x[:2], verbose=0),
+        lambda: _compiled().compile(loss="msee"),
+        lambda: _compiled().compile(metrics=["accurracy"]),
+        lambda: ar.nn.Dense(-1),
+        lambda: untyped.nn.Dense(2, oops=1),
+        lambda: ar.nn.losses.Huber(-1),
+        lambda: ar.nn.metrics.AUC(curve="roc"),
+        lambda: ar.optim.Adam(beta_1=2),
+        lambda: ar.optim.schedules.CosineDecay(0.1, 0),
+        lambda: untyped.callbacks.EarlyStopping(mode="mean"),
     ],
-    ids=["collective", "keyword", "load_model", "fit"],
 )
 def test_the_traceback_of_a_mistake_ends_at_the_call(call: Any) -> None:
     with pytest.raises(ar.UsageError) as caught:
         call()
     assert caught.traceback[-1].path == Path(__file__)
+
+
+def test_calls_that_python_refuses_end_at_the_call_too() -> None:
+    for call in (untyped.nn.Dense, untyped.init().all_reduce):
+        with pytest.raises(TypeError, match="missing 1 required positional argument") as caught:
+            call()
+        assert caught.traceback[-1].path == Path(__file__)
 
 
 def test_a_mistake_in_ones_own_code_keeps_its_traceback() -> None:

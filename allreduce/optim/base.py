@@ -20,7 +20,7 @@ from allreduce.graph import (
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.update import UpdateRule, Updates
-from allreduce.keywords import explain
+from allreduce.keywords import Refusing, explain
 from allreduce.optim import schedules
 from allreduce.optim.options import (
     AVERAGE,
@@ -41,7 +41,7 @@ _ELSEWHERE: Mapping[str, str] = {
 }
 
 
-class Optimizer(UpdateRule):
+class Optimizer(Refusing, UpdateRule):
     """Changes variables so that a loss falls.
 
     It belongs to the variables of its first step, which allocates its slots.

@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from allreduce.errors import UsageError, unknown_name
+from allreduce.keywords import Refusing
 from allreduce.optim.checks import checked
 
 Rate = Callable[[int], float]
 
 
-class Schedule(ABC):
+class Schedule(Refusing, ABC):
     """A learning rate that depends on the number of updates done.
 
     A subclass keeps its constructor's arguments as attributes of the same names, so that it can be

@@ -49,7 +49,7 @@ def test_arguments_that_do_not_exist_here_are_explained(make: Any, message: str)
 
 
 def test_a_reduction_is_never_taken_as_a_name() -> None:
-    with pytest.raises(TypeError, match="positional"):
+    with pytest.raises(UsageError, match="takes name= by name, not by position"):
         untyped_losses.MeanSquaredError("sum")
     assert losses.MeanSquaredError(name="squares").name == "squares"
     assert losses.Huber(2.0).options == {"delta": 2.0}

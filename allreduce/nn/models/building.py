@@ -48,7 +48,7 @@ class Built(Layer):
     # Not where `__init__` of models is: `inspect.signature` would find this one.
     def __new__(cls, *given: Any, **named: Any) -> Any:
         makes = vars(cls).get("functional") if given or "inputs" in named else None
-        return super().__new__(makes or cls, *given, **named)
+        return super().__new__(makes or cls)
 
     def __init__(
         self, *, name: str | None = None, dtype: str | None = None, trainable: bool = True

@@ -61,6 +61,7 @@ class Model(Built):
     def _stand_alone(self) -> None:
         self.path = self.name
 
+    @shorten
     def compile(
         self,
         optimizer: Any = "rmsprop",

@@ -69,7 +69,7 @@ def _made_with(
     """Construct a layer with as many of the options as its constructor's ** stands for."""
     unnamed = {key: value for key, value in options.items() if key != "name"}
     for given in (options, unnamed) if options else ():
-        with suppress(TypeError):
+        with suppress(TypeError, UsageError):
             return _made(kind, {**given, **settings}, custom)
     try:
         return _made(kind, settings, custom)
