@@ -7,9 +7,8 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
+from allreduce.strategies.server_options import Worker
 
-from allreduce.cluster.host.waiting import Wait
-from allreduce.errors import TimeoutError
 from allreduce.events import logger
 from allreduce.graph.update.arena_plan import ArenaPlan
 from allreduce.graph.update.arenas import publish_iterations
@@ -27,11 +26,8 @@ class ArenaLink:
         servers: All servers; those with an empty part are not called.
         rule: The optimizer.
         plan: The arena.
-        task: This worker, for messages.
-        is_chief: Whether this worker gives the parameters their initial values.
-        timeout: Seconds to wait until the chief has.
+        worker: This worker.
         turn: Tells the arena from others of the same variables, equally on all workers.
-        checkpoint: The servers' folder for checkpoints, and after how many updates they write one.
         pipelines: Whether a step begins without waiting for the gradients of the one before.
         gives_newest: Whether a server that has restarted takes the newest parameters that a worker
             has, in place of its checkpoint's older ones.
@@ -45,19 +41,15 @@ class ArenaLink:
         servers: Sequence[ParameterServer],
         rule: Any,
         plan: ArenaPlan,
+        worker: Worker,
         *,
-        task: str,
-        is_chief: bool,
-        timeout: float,
         turn: str,
-        checkpoint: tuple[str | None, int] = (None, 0),
-        pipelines: bool = False,
-        gives_newest: bool = False,
+        pipelines: bool,
+        gives_newest: bool,
     ) -> None:
         self.rule, self.plan = rule, plan
-        self._arena, self._task, self._is_chief = plan.arenas[0], task, is_chief
-        self._timeout, self._checkpoint, self._pipelines = timeout, checkpoint, pipelines
-        self._gives_newest = gives_newest
+        self._arena, self._worker = plan.arenas[0], worker
+        self._pipelines, self._gives_newest = pipelines, gives_newest
         self._pending: list[Call] = []  # gradients that were sent without waiting
         layout = plan.layout
         described = repr((layout.spans, layout.dtype.name, type(rule).__name__, rule.all_slots))
@@ -87,37 +79,26 @@ class ArenaLink:
         server, part = self._servers[index]
         seen = self._seen[index]
         version = int(self._arena.iterations) if initial or seen < 0 else seen
-        fields = {**self._fields(), "part": part.as_json(), "optimizer": self._optimizer}
+        fields: dict[str, Any] = {"store": self.key}
+        fields |= {"part": part.as_json(), "optimizer": self._optimizer}
         fields |= {"dtype": self._arena.layout.dtype.name, "servers": len(self._servers)}
-        fields |= {"checkpoint": self._checkpoint[0], "checkpoint_every": self._checkpoint[1]}
-        fields |= {"server": server.name, "index": index}
-        fields |= {"task": self._task, "slots": [], "version": version}
+        fields |= {"index": index, "slots": [], "version": version}
         fields["newest"] = self._gives_newest and not initial
-        values: list[np.ndarray] = []
-        if self._is_chief or not initial:
+        is_chief, values = self._worker.is_chief, []
+        if is_chief or not initial:
             values = [self._part_of(self._arena.parameters, part)]
-        if self._is_chief and initial and self._arena.iterations:  # a loaded optimizer
+        if is_chief and initial and self._arena.iterations:  # a loaded optimizer
             self.plan.settle(self._arena)
             fields["slots"] = list(self._arena.slots)
             values += [self._part_of(each, part) for each in self._arena.slots.values()]
-        wait, awaited = Wait(self._timeout), f"the chief to initialise variables on {server.name}"
-        while not (reply := server.call("register", fields, values)[0])["ready"]:
-            if not wait.has_time_left(awaited):
-                raise TimeoutError(
-                    f"[parameter server] {self._task}: the chief has not initialised the variables "
-                    f"on {server.name} within {self._timeout:g} s; is worker 0 running, and does "
-                    "it make the same model with the same optimizer?"
-                )
-        if not initial or (self._is_chief and reply["restored"]):
+        reply = self._worker.register(server, "register", fields, "the variables", values)
+        if not initial or (is_chief and reply["restored"]):
             what = "goes on" if initial else "has restarted; it goes on"
             logger.warning(
                 "[parameter server] %s: %s %s from update %d, %s",
-                *(self._task, server.name, what, reply["version"], reply["source"]),
+                *(self._worker.task, server.name, what, reply["version"], reply["source"]),
             )
         self._seen[index] = reply["version"] if reply["taken"] else -1
-
-    def _fields(self) -> dict[str, Any]:
-        return {"store": self.key}
 
     @staticmethod
     def _part_of(array: np.ndarray, part: Part) -> np.ndarray:
@@ -149,7 +130,7 @@ class ArenaLink:
     ) -> Call:
         server, part = self._servers[index]
         arrays = [] if array is None else [self._part_of(array, part)]
-        own = {**self._fields(), **fields, "seen": self._seen[index]}
+        own = {"store": self.key, **fields, "seen": self._seen[index]}
         return server.start(method, own, arrays)
 
     # --- steps ---

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from allreduce.strategies.server_options import Worker
 
 from allreduce.cluster.host.waiting import Wait
 from allreduce.errors import TimeoutError
@@ -22,11 +23,9 @@ class FitClient:
 
     Args:
         server: The first server.
-        name: This worker, such as "worker:1".
-        is_chief: Whether it is the chief.
+        worker: This worker.
         workers: The number of workers in the cluster.
         is_sync: Whether updates are synchronous.
-        timeout: Seconds to wait for other workers.
         strategy: The number of the strategy in this program.
 
     Attributes:
@@ -37,16 +36,14 @@ class FitClient:
     def __init__(
         self,
         server: ParameterServer,
+        worker: Worker,
         *,
-        name: str,
-        is_chief: bool,
         workers: int,
         is_sync: bool,
-        timeout: float,
         strategy: int,
     ) -> None:
-        self._server, self._name, self._is_chief = server, name, is_chief
-        self._workers, self._is_sync, self._timeout = workers, is_sync, timeout
+        self._server, self._worker = server, worker
+        self._workers, self._is_sync = workers, is_sync
         self._number = strategy * MOST_FITS
         self._spec: FitSpec | None = None
         self._known: list[tuple[dict[str, Any], Sequence[np.ndarray]]] = []  # sums of epochs
@@ -63,25 +60,29 @@ class FitClient:
         assert self._spec is not None
         arrays = [each for _, found in self._known for each in found]
         fields = {"again": again, "known": [each for each, _ in self._known]}
-        fields |= {"fit": self._number, "spec": self._spec.as_json(), "is_chief": self._is_chief}
-        fields |= {"workers": self._workers, "task": self._name}
-        wait = Wait(self._timeout)
+        fields |= {
+            "fit": self._number,
+            "spec": self._spec.as_json(),
+            "is_chief": self._worker.is_chief,
+        }
+        fields |= {"workers": self._workers, "task": self._worker.task}
+        wait = Wait(self._worker.timeout)
         while self._server.call("begin", fields, arrays)[0].get("wait"):
             if not wait.has_time_left("the chief to call fit"):
                 raise TimeoutError(
-                    f"[parameter server] {self._name}: the chief has not called fit (number "
-                    f"{self._number % MOST_FITS}) within {self._timeout:g} s; run the same program "
-                    "on all workers"
+                    f"[parameter server] {self._worker.task}: the chief has not called fit (number "
+                    f"{self._number % MOST_FITS}) within {self._worker.timeout:g} s; run the same "
+                    "program on all workers"
                 )
 
     def ask(self, seen: int, stops: bool, done: Report | None) -> Answer:
         """Report a part, and ask what to do next; see `training.dealt_fit.Dealer`."""
         fields: dict[str, Any] = {"fit": self._number, "seen": seen, "stops": stops}
-        fields["is_chief"] = self._is_chief
+        fields["is_chief"] = self._worker.is_chief
         arrays: Sequence[np.ndarray] = ()
         if done is not None:
             fields["done"], arrays = done
-        wait = Wait(self._timeout)
+        wait = Wait(self._worker.timeout)
         while True:
             reply, found = self._server.call("next", fields, arrays)
             fields.pop("done", None)
@@ -91,7 +92,7 @@ class FitClient:
             elif reply["what"] != "wait":
                 break
             elif not wait.has_time_left("the parts of other workers"):
-                raise late(self._server, self._name, self._timeout)
+                raise late(self._server, self._worker)
         answer = Answer(reply.pop("what"), reply, list(found))
         self.taken = True
         self.share = answer.fields if answer.what == TRAIN and self._is_sync else None
@@ -113,11 +114,11 @@ class FitClient:
         self.share = None
 
 
-def late(server: ParameterServer, name: str, timeout: float) -> TimeoutError:
+def late(server: ParameterServer, worker: Worker) -> TimeoutError:
     """Return the error of a worker that has waited for others for too long."""
     status, _ = server.call("status", {})
     living = ", ".join(status["workers"])
     return TimeoutError(
-        f"[parameter server] {name}: nothing to do within {timeout:g} s; the workers that live are "
-        f"{living}: start the missing ones (--restarts does)"
+        f"[parameter server] {worker.task}: nothing to do within {worker.timeout:g} s; the workers "
+        f"that live are {living}: start the missing ones (--restarts does)"
     )

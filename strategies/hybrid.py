@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from allreduce.strategies.multi_worker import MultiWorkerMirroredStrategy
+from allreduce.strategies.server_options import Worker
 from allreduce.strategies.server_table import ServerTable, ServerTables
 
 from allreduce import settings
@@ -67,15 +68,9 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
         every = integer("checkpoint_every", checkpoint_every, 1)
         secret = read.secret or b""
         self._servers = connect_all(cluster, task, secret, self.timeout, checkpoint=folder)
-        new = partial(
-            ServerTable,
-            self._servers,
-            task=task,
-            is_chief=self.is_chief,
-            timeout=self.timeout,
-            checkpoint=(folder, every),
-            turn=str(next(_made)),
-        )
+        worker = Worker(task, self.is_chief, self.timeout, folder, every)
+        turn = str(next(_made))
+        new = partial(ServerTable, self._servers, worker=worker, turn=turn)
         self._tables = ServerTables(new)
         self.make_table = self._tables.make
         # Higher than those of a job that has used the servers before.

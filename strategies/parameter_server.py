@@ -16,7 +16,7 @@ from allreduce.strategies.arena_link import ArenaLink
 from allreduce.strategies.base import Strategy
 from allreduce.strategies.fit_client import FitClient, late
 from allreduce.strategies.hybrid import HybridStrategy
-from allreduce.strategies.server_options import ServerOptions, find_workers
+from allreduce.strategies.server_options import ServerOptions, Worker, find_workers
 from allreduce.strategies.server_state import is_state
 from allreduce.strategies.server_variables import ServerVariables
 
@@ -142,18 +142,17 @@ class ParameterServerStrategy(Strategy):
             *(self.cluster, self.name, secret, self.timeout, self._join),
             checkpoint=self._options.checkpoint,
         )
-        own: dict[str, Any] = {"is_chief": self.is_chief, "timeout": self.timeout}
-        self._variables = ServerVariables(
-            *(self._servers, self._options), task=self.name, number=self._number, **own
+        self._worker = Worker(
+            *(self.name, self.is_chief, self.timeout),
+            *(self._options.checkpoint, self._options.checkpoint_every),
         )
+        self._variables = ServerVariables(self._servers, self._options, self._worker, self._number)
         self.make_table = self._variables.tables.make
         self._fit = FitClient(
-            self._servers[0],
-            name=self.name,
+            *(self._servers[0], self._worker),
             workers=len(self._tasks),
             is_sync=self._is_sync,
             strategy=self._number,
-            **own,
         )
 
     def __repr__(self) -> str:
@@ -246,7 +245,7 @@ class ParameterServerStrategy(Strategy):
         reply, _ = first.finish(tick)
         while reply["ahead"]:
             if not wait.has_time_left(f"workers that are more than {most} steps behind"):
-                raise late(first, self.name, self.timeout)
+                raise late(first, self._worker)
             reply, _ = first.call("tick", {**fields, "again": True})
 
     def _contribute(self, links: Sequence[ArenaLink]) -> None:
@@ -275,7 +274,7 @@ class ParameterServerStrategy(Strategy):
             if not reply["wait"]:
                 break
             if not wait.has_time_left("the gradients of other workers"):
-                raise late(self._servers[0], self.name, self.timeout)
+                raise late(self._servers[0], self._worker)
         if reply["update"] != self._update:
             self._pull(reply["update"])
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from allreduce.cluster.host.waiting import Wait
 from allreduce.cluster.spec import ClusterSpec, own_task
 from allreduce.devices.integers import integer
-from allreduce.errors import UsageError
-from allreduce.server.client.parameter_client import WORKERS
+from allreduce.errors import TimeoutError, UsageError
+from allreduce.server.client.parameter_client import WORKERS, ParameterServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,61 @@ class ServerOptions:
             None if checkpoint is None else str(Path(checkpoint).absolute()),
             integer("checkpoint_every", every, 1),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """This worker, which registers arenas, tables and assigned variables with servers.
+
+    Attributes:
+        task: Its name, such as "worker:1".
+        is_chief: Whether its initial and assigned values count.
+        timeout: Seconds to wait for the chief and other workers.
+        checkpoint: The servers' folder for checkpoints; None for no checkpoints.
+        checkpoint_every: After how many updates they write one.
+    """
+
+    task: str
+    is_chief: bool
+    timeout: float
+    checkpoint: str | None
+    checkpoint_every: int
+
+    def register(
+        self,
+        server: ParameterServer,
+        method: str,
+        fields: Mapping[str, Any],
+        what: str,
+        values: Sequence[np.ndarray] = (),
+        fill: Callable[[], None] | None = None,
+    ) -> dict[str, Any]:
+        """Make a store on a server, or find it; wait until it has values.
+
+        Args:
+            server: The server.
+            method: The method to call.
+            fields: Its arguments besides those that all have.
+            what: The variables, for messages.
+            values: Their initial values, if this worker gives them at once.
+            fill: Gives them otherwise.
+
+        Returns:
+            The server's reply.
+        """
+        own = {**fields, "task": self.task, "server": server.name}
+        own |= {"checkpoint": self.checkpoint, "checkpoint_every": self.checkpoint_every}
+        wait = Wait(self.timeout)
+        while not (reply := server.call(method, own, values)[0])["ready"]:
+            if fill is not None and reply["fill"]:
+                fill()
+            elif not wait.has_time_left(f"the chief to initialise {what} on {server.name}"):
+                raise TimeoutError(
+                    f"[parameter server] {self.task}: the chief has not initialised {what} on "
+                    f"{server.name} within {self.timeout:g} s; is worker 0 running, and does it "
+                    "make the same model with the same optimizer?"
+                )
+        return reply
 
 
 def find_workers(cluster: Any) -> tuple[ClusterSpec, tuple[str, int], list[tuple[str, int]]]:

@@ -7,10 +7,9 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
+from allreduce.strategies.server_options import Worker
 
-from allreduce.cluster.host.waiting import Wait
 from allreduce.devices import read, write
-from allreduce.errors import TimeoutError
 from allreduce.graph.replicate.compiled import Compiled
 from allreduce.graph.trace.variable import Variable
 from allreduce.parameters.partition import Part
@@ -38,10 +37,7 @@ class ServerState:
     Args:
         server: The first server.
         variables: The variables; they travel together, in float64.
-        task: This worker, for messages.
-        is_chief: Whether it is the chief.
-        timeout: Seconds to wait until the chief has given values.
-        checkpoint: The servers' folder for checkpoints, and after how many writes they write one.
+        worker: This worker.
         turn: Tells the variables from others of the same names, equally on all workers.
 
     Attributes:
@@ -52,14 +48,10 @@ class ServerState:
         self,
         server: ParameterServer,
         variables: Sequence[Variable],
-        *,
-        task: str,
-        is_chief: bool,
-        timeout: float,
-        checkpoint: tuple[str | None, int],
+        worker: Worker,
         turn: str,
     ) -> None:
-        self._server, self.variables, self._is_chief = server, list(variables), is_chief
+        self._server, self.variables, self._worker = server, list(variables), worker
         named, place = [], 0
         for each in variables:
             size = read(each.storage[0]).size
@@ -68,24 +60,16 @@ class ServerState:
         self._places = [slice(low, high) for _, low, high in named]
         part = Part(0, place, tuple(named))
         self.key = f"{_PREFIX}{crc32(repr(named).encode()):08x}-{turn}"
-        self._fields: dict[str, Any] = {"store": self.key, "part": part.as_json(), "task": task}
+        self._fields: dict[str, Any] = {"store": self.key, "part": part.as_json()}
         self._fields |= {"optimizer": None, "dtype": "float64", "servers": 1}
-        self._fields |= {"checkpoint": checkpoint[0], "checkpoint_every": checkpoint[1]}
-        self._fields |= {"server": server.name, "index": 0, "slots": [], "version": 0}
-        self._fields["newest"] = False
-        self._timeout = timeout
-        self._register(gives=is_chief)
+        self._fields |= {"index": 0, "slots": [], "version": 0, "newest": False}
+        self._register(gives=worker.is_chief)
         self.fetch()
 
     def _register(self, *, gives: bool) -> None:
         values = [self._values()] if gives else []
-        wait, some = Wait(self._timeout), [each.name for each in self.variables][:3]
-        while not self._server.call("register", self._fields, values)[0]["ready"]:
-            if not wait.has_time_left(f"the chief to initialise {some} on {self._server.name}"):
-                raise TimeoutError(
-                    f"[parameter server] {self._fields['task']}: the chief has not initialised "
-                    f"{some} within {self._timeout:g} s; is worker 0 running?"
-                )
+        some = str([each.name for each in self.variables][:3])
+        self._worker.register(self._server, "register", self._fields, some, values)
 
     def _values(self) -> np.ndarray:
         parts = [read(each.storage[0]).reshape(-1) for each in self.variables]
@@ -99,7 +83,7 @@ class ServerState:
 
     def publish(self) -> None:
         """Write the chief's values; other workers do nothing."""
-        if self._is_chief:
+        if self._worker.is_chief:
             self._call("assign", {}, [self._values()])
 
     def save(self) -> None:

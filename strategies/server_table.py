@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 from allreduce.strategies.arena_link import settings_on
+from allreduce.strategies.server_options import Worker
 
 from allreduce.cluster.host.waiting import Wait
 from allreduce.errors import TimeoutError, UnsupportedError
@@ -32,10 +34,7 @@ class ServerTable:
         shape: `(rows, width)`.
         dtype: Of the rows.
         initialize: Returns the initial values of a block of rows, by its number and size.
-        task: This worker, for messages.
-        is_chief: Whether this worker gives the rows their initial values.
-        timeout: Seconds to wait until the chief has.
-        checkpoint: The servers' folder for checkpoints, and after how many updates they write one.
+        worker: This worker.
         turn: Tells the table from others of the same name, equally on all workers.
 
     Attributes:
@@ -52,17 +51,13 @@ class ServerTable:
         dtype: np.dtype[Any],
         initialize: Callable[[int, int], np.ndarray],
         *,
-        task: str,
-        is_chief: bool,
-        timeout: float,
-        checkpoint: tuple[str | None, int],
+        worker: Worker,
         turn: str,
     ) -> None:
         self.rows, self.width = shape
         self.after = -1
         self._name, self._dtype, self._initialize = name, dtype, initialize
-        self._task, self._is_chief, self._timeout = task, is_chief, timeout
-        self._checkpoint = checkpoint
+        self._worker = worker
         described = repr((name, shape, dtype.name))
         self.key = f"table-{crc32(described.encode()):08x}-{turn}"
         self._servers = list(zip(servers, rows_of_servers(self.rows, len(servers)), strict=True))
@@ -99,15 +94,16 @@ class ServerTable:
         Raises:
             TimeoutError: Another worker's share does not come in time.
         """
-        wait = Wait(self._timeout)
+        timeout = self._worker.timeout
+        wait = Wait(timeout)
         while True:
             found = self._call_all("lookup", {"after": self.after}, numbers)
             if not any(reply.get("wait") for _, _, (reply, _) in found):
                 return found
             if not wait.has_time_left(f"other workers' rows of table {self._name!r}"):
                 raise TimeoutError(
-                    f"[parameter server] {self._task}: other workers have not sent their rows of "
-                    f"table {self._name!r} within {self._timeout:g} s; do all of them still run?"
+                    f"[parameter server] {self._worker.task}: other workers have not sent their "
+                    f"rows of table {self._name!r} within {timeout:g} s; do all of them still run?"
                 )
 
     def __repr__(self) -> str:
@@ -166,7 +162,7 @@ class ServerTable:
     def _configure(self, server: ParameterServer) -> None:
         """Send the optimizer's settings; those of the chief count, others where there are none."""
         fields = {"store": self.key, "optimizer": self._optimizer}
-        server.call("configure", {**fields, "if_missing": not self._is_chief})
+        server.call("configure", {**fields, "if_missing": not self._worker.is_chief})
 
     def _check(self, rule: Any) -> None:
         """Refuse optimizers that need more than the rows of a step.
@@ -239,34 +235,25 @@ class ServerTable:
         """Make the server's rows, or find them; wait until they have values."""
         server, (first, stop) = self._servers[index]
         fields = {"store": self.key, "name": self._name, "first": first, "stop": stop}
-        fields |= {"width": self.width, "dtype": self._dtype.name, "server": server.name}
-        fields |= {"checkpoint": self._checkpoint[0], "checkpoint_every": self._checkpoint[1]}
+        fields |= {"width": self.width, "dtype": self._dtype.name}
         fields |= {"index": index, "servers": len(self._servers)}
-        fields["fills"] = self._is_chief or not initial
-        wait = Wait(self._timeout)
-        awaited = f"the chief to initialise table {self._name!r} on {server.name}"
-        while not (reply := server.call("register_table", fields)[0])["ready"]:
-            if reply["fill"]:
-                self._fill(index)
-                continue
-            if not wait.has_time_left(awaited):
-                raise TimeoutError(
-                    f"[parameter server] {self._task}: the chief has not initialised table "
-                    f"{self._name!r} on {server.name} within {self._timeout:g} s; is worker 0 "
-                    "running?"
-                )
+        fields["fills"] = self._worker.is_chief or not initial
+        reply = self._worker.register(
+            *(server, "register_table", fields, f"table {self._name!r}"),
+            fill=partial(self._fill, index),
+        )
         if self._optimizer and not initial:
             self._configure(server)
         if not initial and reply["restored"]:
             logger.warning(
                 "[parameter server] %s: table %r on %s goes on from update %d, %s",
-                *(self._task, self._name, server.name, reply["version"], reply["source"]),
+                *(self._worker.task, self._name, server.name, reply["version"], reply["source"]),
             )
         elif not initial:
             logger.warning(
                 "[parameter server] %s: %s has restarted without a checkpoint; rows %d to %d of "
                 "table %r have their initial values again. With checkpoint=, servers keep them",
-                *(self._task, server.name, first, stop - 1, self._name),
+                *(self._worker.task, server.name, first, stop - 1, self._name),
             )
         self._seen[index] = -1
 

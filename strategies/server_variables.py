@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from allreduce.strategies.arena_link import ArenaLink
-from allreduce.strategies.server_options import ServerOptions
+from allreduce.strategies.server_options import ServerOptions, Worker
 from allreduce.strategies.server_state import ServerState, assigned_variables
 from allreduce.strategies.server_table import ServerTable, ServerTables
 
@@ -22,9 +22,7 @@ class ServerVariables:
     Args:
         servers: All servers.
         options: The strategy's options.
-        task: This worker, for messages.
-        is_chief: Whether this worker's initial and assigned values count.
-        timeout: Seconds to wait until the chief has given values.
+        worker: This worker.
         number: The number of the strategy in this program.
 
     Attributes:
@@ -36,18 +34,14 @@ class ServerVariables:
         self,
         servers: Sequence[ParameterServer],
         options: ServerOptions,
-        *,
-        task: str,
-        is_chief: bool,
-        timeout: float,
+        worker: Worker,
         number: int,
     ) -> None:
-        self._servers, self._options, self._is_chief = servers, options, is_chief
-        self._number = number
-        self._common: dict[str, Any] = {"task": task, "is_chief": is_chief, "timeout": timeout}
-        self._common["checkpoint"] = options.checkpoint, options.checkpoint_every
+        self._servers, self._options, self._worker = servers, options, worker
+        self._turn = str(number)
         self._links: dict[int, ArenaLink] = {}  # by id of the plan
-        self.tables = ServerTables(partial(ServerTable, servers, **self._common, turn=str(number)))
+        new = partial(ServerTable, servers, worker=self._worker, turn=self._turn)
+        self.tables = ServerTables(new)
         self._states: list[ServerState] = []
         self.assigned = False
 
@@ -68,8 +62,8 @@ class ServerVariables:
             known = {each for state in self._states for each in state.variables}
             new = [each for each in assigned_variables(compiled) if each not in known]
             if new:
-                turn = str(self._number)
-                self._states.append(ServerState(self._servers[0], new, **self._common, turn=turn))
+                state = ServerState(self._servers[0], new, self._worker, self._turn)
+                self._states.append(state)
         return [self._link(rule, plan) for rule, plan in compiled.updates]
 
     def _link(self, rule: Any, plan: ArenaPlan) -> ArenaLink:
@@ -77,9 +71,8 @@ class ServerVariables:
         if found is None:
             same = [e for e in self._links.values() if set(e.plan.variables) & set(plan.variables)]
             found = self._links[id(plan)] = ArenaLink(
-                *(self._servers, rule, plan),
-                **self._common,
-                turn=f"{self._number}.{len(same)}",
+                *(self._servers, rule, plan, self._worker),
+                turn=f"{self._turn}.{len(same)}",
                 pipelines=bool(self._options.staleness),
                 gives_newest=self._gives_newest,
             )
@@ -122,7 +115,7 @@ class ServerVariables:
 
     def send_changes(self) -> None:
         """Send what the program has changed between steps; the chief's changes count."""
-        if not self._is_chief:
+        if not self._worker.is_chief:
             return
         for link in self._links.values():
             link.send_settings()
@@ -144,7 +137,7 @@ class ServerVariables:
             link.pull()
             if slots:
                 link.pull_slots()
-        if not self._is_chief:  # whose own values count
+        if not self._worker.is_chief:  # whose own values count
             for state in self._states:
                 state.fetch()
 

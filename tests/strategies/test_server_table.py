@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from allreduce.strategies.server_options import Worker
 from allreduce.strategies.server_table import ServerTable
 
 import allreduce as ar
@@ -37,10 +38,7 @@ def tables(spec: ClusterSpec, server: ar.Server) -> Iterator[list[ServerTable]]:
         ServerTable(
             *(connected, "table", (10, 2), np.dtype("float32")),
             lambda *_: np.zeros((10, 2), np.float32),
-            task=f"worker:{n}",
-            is_chief=n == 0,
-            timeout=2.0,
-            checkpoint=(None, 0),
+            worker=Worker(f"worker:{n}", n == 0, 2.0, None, 0),
             turn="0",
         )
         for n, connected in enumerate(servers)
@@ -119,10 +117,7 @@ def test_each_place_of_a_number_gets_its_row_from_the_server_that_has_it() -> No
         table = ServerTable(
             *(servers, "table", (10, 2), np.dtype("float32")),
             lambda *_: np.arange(20, dtype=np.float32).reshape(10, 2),
-            task="worker:0",
-            is_chief=True,
-            timeout=2.0,
-            checkpoint=(None, 0),
+            worker=Worker("worker:0", True, 2.0, None, 0),
             turn="0",
         )
         expected = np.arange(20, dtype=np.float32).reshape(10, 2)
