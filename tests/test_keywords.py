@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,16 @@ def test_an_argument_that_does_not_exist_is_answered_with_the_one_that_was_meant
         lambda: ar.optim.Adam(beta_1=2),
         lambda: ar.optim.schedules.CosineDecay(0.1, 0),
         lambda: untyped.callbacks.EarlyStopping(mode="mean"),
+        lambda: ar.ops.matmul(x, np.ones(2)),
+        lambda: untyped.ops.ones(3) + np.ones(2),
+        lambda: np.add(untyped.ops.ones(3), np.ones(2)),
+        lambda: ar.Variable(x).assign(np.ones(2)),
+        lambda: ar.Variable("x"),
+        lambda: ar.PerReplica(untyped.errors),
+        lambda: ar.nn.Dense(1)("x"),
+        lambda: ar.device("toaster"),
+        lambda: ar.scan(untyped.ops, x),
+        lambda: ar.function(abs)(ar.PerReplica((x,))),
     ],
 )
 def test_the_traceback_of_a_mistake_ends_at_the_call(call: Any) -> None:
@@ -89,7 +101,23 @@ def test_a_mistake_in_ones_own_code_keeps_its_traceback() -> None:
     with pytest.raises(ar.UsageError) as caught:
         ar.function(step)(np.ones((2, 3)))
     assert "step" in [each.name for each in caught.traceback]
-    assert caught.traceback[-1].name == "matmul"
+    assert caught.traceback[-1].name == "step"
+
+
+def test_a_call_without_an_argument_ends_at_the_call() -> None:
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'b'") as caught:
+        untyped.ops.matmul(x)
+    assert caught.traceback[-1].path == Path(__file__)
+
+
+def test_all_frames_are_shown_in_pythons_development_mode() -> None:
+    program = "import allreduce as ar; ar.ops.matmul([1.0], [1.0, 2.0])"
+    for mode, shown in (("-X", "dev"), ("-X", "utf8")):
+        done = subprocess.run(
+            [sys.executable, mode, shown, "-c", program], capture_output=True, text=True, timeout=90
+        )
+        assert "ShapeError" in done.stderr
+        assert ("in matmul" in done.stderr) == (shown == "dev")
 
 
 def test_a_type_error_inside_of_a_function_stays_as_it_is() -> None:

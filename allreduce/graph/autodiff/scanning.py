@@ -25,10 +25,12 @@ from allreduce.graph.ops import functions
 from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.graph.trace.subgraph import HANDLE, Body, BodyTrace, record
 from allreduce.graph.trace.trace import Trace, current_trace, recording
+from allreduce.keywords import explain
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
 
+@explain()
 def scan(
     fn: Step, init: Any, xs: Any = None, length: int | None = None, reverse: bool = False
 ) -> tuple[Any, Any]:

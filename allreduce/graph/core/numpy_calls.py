@@ -16,6 +16,7 @@ import numpy as np
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core import pytree
 from allreduce.graph.core.scope import users_line
+from allreduce.keywords import explain
 
 # The operators as functions of the same arguments, by NumPy's function. Those are built out of
 # tensors, so their module fills this table instead of being imported here.
@@ -41,6 +42,7 @@ class NumpyArgument:
         """Whether it has a value that can be computed with now."""
         return True
 
+    @explain()
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **named: Any) -> Any:
         if method == "__call__":
             return _call(ufunc, ufunc, inputs, named)
@@ -49,6 +51,7 @@ class NumpyArgument:
             _refuse_to_write(function, inputs[0])
         return _call(None, function, inputs, named)
 
+    @explain()
     def __array_function__(
         self,
         function: Callable[..., Any],

@@ -12,6 +12,7 @@ from allreduce.devices.names import DeviceName
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.source_location import started_at
 from allreduce.graph.core.source_location import users_line as users_line
+from allreduce.keywords import explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ def asked_for() -> DeviceName | None:
     return reduce(lambda outer, inner: inner.merge(outer), named)
 
 
+@explain()
 def device(name: str | DeviceName | Chooser) -> AbstractContextManager[None]:
     """Place the operators that the block calls on a device.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from allreduce import events
 from allreduce.errors import UsageError
+from allreduce.keywords import explain
 
 _seed: int | None = None
 _times_set = 0
@@ -14,6 +15,7 @@ _drawn = False
 _untold = False  # whether it was drawn and not yet logged
 
 
+@explain()
 def set_seed(seed: int) -> None:
     """Set the seed of initial values, shuffling and dropout.
 

@@ -15,6 +15,7 @@ from allreduce.graph.core.host_future import HostFuture, Output
 from allreduce.graph.core.numpy_calls import NumpyArgument
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import Dim, Shape, Spec, show
+from allreduce.keywords import explain
 
 # The operators for the methods of NumPy's arrays.
 METHODS: dict[str, str] = {}
@@ -28,15 +29,15 @@ def call(name: str, *inputs: Any) -> Tensor:
 
 
 def _unary(name: str) -> Callable[[Any], Tensor]:
-    return lambda self: call(name, self)
+    return explain()(lambda self: call(name, self))
 
 
 def _binary(name: str) -> Callable[[Any, Any], Tensor]:
-    return lambda self, other: call(name, self, other)
+    return explain()(lambda self, other: call(name, self, other))
 
 
 def _reflected(name: str) -> Callable[[Any, Any], Tensor]:
-    return lambda self, other: call(name, other, self)
+    return explain()(lambda self, other: call(name, other, self))
 
 
 class Operators(NumpyArgument):

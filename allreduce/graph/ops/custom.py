@@ -16,6 +16,7 @@ from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops.arguments import as_dtype, as_shape
 from allreduce.graph.ops.common import cast
 from allreduce.graph.trace.dispatch import apply, as_tensor
+from allreduce.keywords import explain
 
 
 class Operator(Protocol):
@@ -25,6 +26,7 @@ class Operator(Protocol):
         """Record the operator, or run it at once outside of `ar.function`."""
 
 
+@explain()
 def register_op(
     name: str,
     *,
@@ -63,6 +65,7 @@ def register_op(
         users=True,
     )
 
+    @explain()
     def operator(*inputs: Any, **attrs: Any) -> Tensor:
         return apply(name, *inputs, **attrs)
 

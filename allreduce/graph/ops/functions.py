@@ -112,6 +112,7 @@ from allreduce.graph.ops.nn.softmax import softmax as softmax
 from allreduce.graph.ops.random import normal as normal
 from allreduce.graph.ops.random import permutation as permutation
 from allreduce.graph.ops.random import uniform as uniform
+from allreduce.keywords import explain
 
 _PYTHON_OPERATORS = (
     *("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "matmul"),
@@ -126,6 +127,11 @@ __all__ = sorted(
     for name, each in globals().items()
     if getattr(each, "__module__", "").startswith("allreduce.graph.ops.")
 )
+
+# Where a program calls them; calls among operators need no shorter tracebacks.
+for _name in __all__:
+    globals()[_name] = explain()(globals()[_name])
+    globals()[_name].__module__ = __name__  # where pickle finds it
 
 METHODS.update({name: name for name in __all__}, astype="cast")
 

@@ -35,6 +35,7 @@ class Function:
         self.__qualname__ = getattr(fn, "__qualname__", self.__name__)
         functools.update_wrapper(self, fn)
 
+    @explain()
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if current_trace() is not None:
             return self.python_function(*args, **kwargs)
@@ -47,6 +48,7 @@ class Function:
         arguments = replicator.take_apart(self.python_function, args, kwargs)
         return replicator.run_alone(self.python_function, arguments)
 
+    @explain()
     def graph(self, *args: Any, **kwargs: Any) -> StepGraph:
         """Return the graph of a call, as each replica runs it, without running it.
 

@@ -11,6 +11,7 @@ from allreduce.devices import as_array
 from allreduce.errors import UsageError
 from allreduce.graph.core.host_future import HostFuture, Output, arrived
 from allreduce.graph.trace.rank_digest import BatchDigest
+from allreduce.keywords import explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,9 @@ class PerReplica:
     def __repr__(self) -> str:
         shown = ", ".join(f"{value!s:.60}" for value in self.values)
         return f"PerReplica([{shown}], weights={list(self.weights)})"
+
+
+PerReplica.__init__ = explain()(PerReplica.__init__)  # type: ignore[method-assign]
 
 
 class _Pending(PerReplica):

@@ -19,6 +19,7 @@ from allreduce.graph.placement.device_map import DeviceMap
 from allreduce.graph.placement.placement import check_exists
 from allreduce.graph.trace.dispatch import apply, as_tensor, current_place
 from allreduce.graph.trace.trace import current_trace
+from allreduce.keywords import explain
 
 _DTYPES = (
     *("float64", "float32", "float16", "bool"),
@@ -48,6 +49,7 @@ class Variable(Operators):
         trainable: Whether optimizers change it.
     """
 
+    @explain()
     def __init__(
         self,
         initial: Any,
@@ -182,6 +184,7 @@ class Variable(Operators):
             self.storage[index] = array  # whole, whatever interrupts it here
         self.home = device
 
+    @explain()
     def assign(self, value: Any) -> None:
         """Change the value on every local replica; inside `ar.function`, in each step.
 
@@ -219,6 +222,7 @@ class Variable(Operators):
         return f"<variable {self.name!r} {self.spec}>"
 
 
+@explain()
 def colocate_with(value: Tensor | Variable) -> AbstractContextManager[None]:
     """Place the operators that the block calls on the device of a tensor or a variable.
 

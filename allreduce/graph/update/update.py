@@ -26,6 +26,7 @@ from allreduce.graph.trace.rank_digest import RankDigest
 from allreduce.graph.trace.replica import Replica
 from allreduce.graph.trace.trace import Trace, current_trace
 from allreduce.graph.trace.variable import Variable
+from allreduce.keywords import explain
 
 # float16 counts samples up to 2048 only, by which the sums of gradients are divided.
 _CHANGED = ("float32", "float64")
@@ -263,6 +264,7 @@ def _is_scaled(node: Node, value: int) -> bool:
     return node.op == "multiply" or (node.op == "divide" and node.inputs[0] == value)
 
 
+@explain()
 def gradients(loss: Any, variables: Sequence[Any]) -> list[Tensor]:
     """Differentiate this replica's mean of `loss`; works inside `ar.function`.
 

@@ -22,7 +22,7 @@ from allreduce.graph.placement.placement import check_exists
 from allreduce.graph.replicate.owner import current_replicator, scope_of
 from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.graph.trace.variable import Variable
-from allreduce.keywords import Refusing
+from allreduce.keywords import Refusing, explain
 from allreduce.nn import initializers
 from allreduce.nn.core import calls, configs, keras_names, symbols
 
@@ -104,6 +104,7 @@ class Layer(Refusing):
         """Compute; a layer that behaves differently in training also takes `training`."""
         raise UsageError(f"layer {type(self).__name__} has no call(self, inputs)")
 
+    @explain()
     def __call__(self, inputs: Any, training: bool | None = None) -> Any:
         """Compute the outputs; inside a model `training` is the model's unless it is given."""
         if symbols.has_symbols(inputs):
