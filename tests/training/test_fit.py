@@ -65,7 +65,7 @@ def test_epochs_are_shuffled_anew_and_repeatably() -> None:
             seen.append(args[0].values[0][:, 0].tolist())
             return step(fn, args, kwargs, eagerly=eagerly)
 
-        model.replicator.run = spy  # type: ignore[assignment,method-assign]
+        model.replicator.run = spy  # type: ignore[method-assign]
         try:
             model.fit(x, x, batch_size=8, epochs=2, shuffle=shuffle, verbose=0)
         finally:

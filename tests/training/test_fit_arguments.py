@@ -95,7 +95,7 @@ def test_epochs_of_some_steps_go_on_in_the_data() -> None:
         seen.append(args[0].values[0][:, 0].tolist())
         return step(fn, args, kwargs, eagerly=eagerly)
 
-    model.replicator.run = spy  # type: ignore[assignment,method-assign]
+    model.replicator.run = spy  # type: ignore[method-assign]
     try:
         model.fit(x, x, 3, 2, steps_per_epoch=3, shuffle=False, verbose=0)
     finally:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import linecache
 import os
 import traceback
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, cast
+from collections.abc import Iterator
 
-from allreduce.errors import UsageError, is_user_code, leave_out_library
-
-F = TypeVar("F", bound=Callable[..., Any])
+from allreduce.errors import is_user_code
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
@@ -65,23 +61,6 @@ def ends_in_library(error: BaseException) -> bool:
     """Return whether a traceback ends in frames that are not of the user's program."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and not is_user_code(frames[-1])
-
-
-def shorten(function: F) -> F:
-    """Decorate a public function so that its tracebacks of mistakes and Ctrl-C lack our frames.
-
-    If code of the user's runs inside, such as a callback, the traceback ends there.
-    """
-
-    @functools.wraps(function)
-    def call(*args: Any, **named: Any) -> Any:
-        try:
-            return function(*args, **named)
-        except (KeyboardInterrupt, UsageError) as error:
-            leave_out_library(error)
-            raise
-
-    return cast(F, call)
 
 
 def _relative(path: str) -> str:

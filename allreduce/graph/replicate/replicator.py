@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Never
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 
-from allreduce.cluster.process.traces import shorten
 from allreduce.devices import options
 from allreduce.devices.names import DeviceName
 from allreduce.errors import UsageError
@@ -27,7 +26,7 @@ from allreduce.graph.trace.trace import HOST, check_outside
 from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.arenas import publish_iterations, renew
 from allreduce.graph.update.program_check import compare
-from allreduce.keywords import refuse
+from allreduce.keywords import explain
 
 
 class Replicator(Replicas):
@@ -51,7 +50,7 @@ class Replicator(Replicas):
     def __repr__(self) -> str:
         return "the single replica outside of any strategy"
 
-    @shorten
+    @explain()
     def run(
         self,
         fn: Callable[..., Any],
@@ -59,7 +58,6 @@ class Replicator(Replicas):
         kwargs: dict[str, Any] | None = None,
         *,
         eagerly: bool = False,
-        **unknown: Never,
     ) -> Any:
         """Run `fn` as one step on every replica.
 
@@ -70,14 +68,11 @@ class Replicator(Replicas):
             kwargs: Its keyword arguments, likewise.
             eagerly: Whether to run it op by op, as `ar.config.run_functions_eagerly(True)` does
                 for all functions.
-            unknown: Raises an error that names the nearest argument.
 
         Returns:
             The result of `fn`, with a PerReplica for each tensor.
         """
         check_outside("run", "call the function itself there")
-        if unknown:
-            refuse(self.run, unknown)
         fn, arguments = self._together(fn, args, kwargs)
         returned, results, step_infos = self._results(fn, arguments, eagerly)
         return returned.rebuild(returned.per_replica(results, step_infos))

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
-from allreduce import keywords
+from collections.abc import Mapping
 
 _WORKERS = "batches are made ahead of the step by one thread; a DataLoader may use more"
 _BATCHES = "an iterable of batches is passed as x"
 
-# By method: the argument, and what to do.
-_ELSEWHERE: Mapping[str, Mapping[str, str]] = {
-    "compile": {
-        "jit_compile": "steps are always traced and compiled; run_eagerly=True switches it off",
-        "steps_per_execution": "a step costs no Python loop; leave it out",
-        "auto_scale_loss": "bfloat16 has float32's range and needs no loss scale",
-    },
-    "fit": {
-        "workers": _WORKERS,
-        "use_multiprocessing": _WORKERS,
-        "max_queue_size": _WORKERS,
-        "generator": _BATCHES,
-        "nb_epoch": "it is called epochs",
-    },
-    "evaluate": {"workers": _WORKERS, "generator": _BATCHES},
-    "predict": {"workers": _WORKERS, "generator": _BATCHES},
+OF_COMPILE: Mapping[str, str] = {
+    "jit_compile": "steps are always traced and compiled; run_eagerly=True switches it off",
+    "steps_per_execution": "a step costs no Python loop; leave it out",
+    "auto_scale_loss": "bfloat16 has float32's range and needs no loss scale",
 }
-
+OF_FIT: Mapping[str, str] = {
+    "workers": _WORKERS,
+    "use_multiprocessing": _WORKERS,
+    "max_queue_size": _WORKERS,
+    "generator": _BATCHES,
+    "nb_epoch": "it is called epochs",
+}
 _PENALTY = "add the penalty to the loss in a train_step of your own; AdamW has weight_decay="
 _SHAPE = "begin the model with ar.nn.Input(shape)"
 OF_LAYERS: Mapping[str, str] = {
@@ -79,8 +70,3 @@ OF_METRICS: Mapping[str, str] = {
     "summation_method": "it interpolates, as Keras does by default",
     "top_k": "TopKCategoricalAccuracy(k=…) counts the k likeliest classes",
 }
-
-
-def refuse(method: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
-    """Refuse keywords that a method does not take, and say what replaces them here."""
-    keywords.refuse(method, unknown, _ELSEWHERE.get(method.__name__, {}))

@@ -14,6 +14,7 @@ from allreduce.graph.core.pytree import map_leaves
 from allreduce.graph.core.spec import BATCH, Shape, Spec
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.trace.trace import Trace, recording
+from allreduce.keywords import explain
 from allreduce.nn.core import checks
 from allreduce.nn.core.layer import Layer
 from allreduce.nn.models import saving
@@ -59,6 +60,7 @@ class Built(Layer):
         self._building = False  # whether a subclass's `build` is running
         self._own_built = False  # whether it has run
 
+    @explain()
     def get_layer(self, name: str | None = None, index: int | None = None) -> Layer:
         """Return a layer directly inside the model, by its name or by its place in `layers`.
 
@@ -110,6 +112,7 @@ class Built(Layer):
             step(*map_leaves(placeholder, given))
         return checks.tables(trace)
 
+    @explain()
     def build(self, input_shape: Any, dtype: str | None = None) -> None:
         """Make the variables for samples of a shape, `(None, features)` or `(batch, features)`.
 
@@ -144,11 +147,13 @@ class Built(Layer):
         if isinstance(tensors, Tensor) and all(isinstance(size, int) for size in tensors.shape[1:]):
             self.sample = (tensors.shape[1:], tensors.dtype.name)
 
+    @explain()
     def get_weights(self) -> list[np.ndarray]:
         """Copy all variables' values, in the order of `variables`."""
         self._check_built("get_weights")
         return [variable.numpy() for variable in self.variables]
 
+    @explain()
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Set all variables, or none; call it on every rank with equal values.
 
@@ -159,12 +164,14 @@ class Built(Layer):
         self._check_built("set_weights")
         checks.assign_all(self, list(weights), "set_weights")
 
+    @explain()
     def save_weights(self, path: str | PathLike[str]) -> None:
         """Write the variables' values into a safetensors file, otherwise as `save` does."""
         self._check_built("save_weights")
         with naming_rank(self.replicator, "save_weights"):
             saving.save_weights(path, self)
 
+    @explain()
     def load_weights(self, path: str | PathLike[str]) -> None:
         """Read the variables' values from a file of `save_weights` or `save`, on every rank.
 

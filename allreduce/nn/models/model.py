@@ -10,7 +10,6 @@ import numpy as np
 
 from allreduce import training
 from allreduce.callbacks.history import History
-from allreduce.cluster.process.traces import shorten
 from allreduce.devices import options
 from allreduce.errors import ShapeError, UsageError
 from allreduce.events import logger
@@ -61,7 +60,7 @@ class Model(Built):
     def _stand_alone(self) -> None:
         self.path = self.name
 
-    @shorten
+    @explain(keras_names.OF_COMPILE)
     def compile(
         self,
         optimizer: Any = "rmsprop",
@@ -72,7 +71,6 @@ class Model(Built):
         weighted_metrics: Any = None,
         run_eagerly: bool = False,
         gradient_accumulation: int | None = None,
-        **unknown: Any,
     ) -> None:
         """Choose how to train; steps are traced again, with the layers' current settings.
 
@@ -90,13 +88,11 @@ class Model(Built):
             gradient_accumulation: How many batches of `fit`, which are then micro-batches, make an
                 update; by default as the optimizer has it, one. What is left at the end of an
                 epoch of `fit` makes an update, too.
-            unknown: Raises an error that says where Keras's other arguments stand here.
 
         Raises:
             UsageError: A name is unknown; the message lists the existing ones.
         """
         with training.naming_rank(self.replicator, "compile"):
-            keras_names.refuse(self.compile, unknown)
             if not isinstance(run_eagerly, bool | np.bool_):
                 raise UsageError(f"run_eagerly is True or False, not {run_eagerly!r}")
             settings = Settings(loss, loss_weights, metrics, weighted_metrics)
@@ -210,7 +206,7 @@ class Model(Built):
             )
         return self._compiled
 
-    @shorten
+    @explain(keras_names.OF_FIT)
     def fit(
         self,
         x: Any = None,
@@ -231,7 +227,6 @@ class Model(Built):
         validation_freq: Any = 1,
         *,
         data: str = "same",
-        **unknown: Any,
     ) -> History:
         """Train; every rank calls it.
 
@@ -257,7 +252,6 @@ class Model(Built):
             validation_batch_size: That of arrays; `batch_size` by default.
             validation_freq: After how many epochs to validate, or after which ones (from 1).
             data: "same" or "sharded".
-            unknown: Raises an error that says where Keras's other arguments stand here.
 
         Returns:
             Exact means over all samples of each epoch, equal on all ranks.
@@ -268,7 +262,6 @@ class Model(Built):
             NumericsError: The loss became NaN; names the epoch and the step.
         """
         with training.raising_on_all_ranks(self.replicator, "fit"):
-            keras_names.refuse(self.fit, unknown)
             changes = self._steps().new_changes()
             if changes and training.rank_of(self.replicator) == 0:
                 logger.warning("fit: %s", changes)
@@ -281,7 +274,7 @@ class Model(Built):
         self.optimizer.consolidate()  # so that one rank alone can save it
         return history
 
-    @shorten
+    @explain(keras_names.OF_FIT)
     def evaluate(
         self,
         x: Any = None,
@@ -294,7 +287,6 @@ class Model(Built):
         return_dict: bool = False,
         *,
         data: str = "same",
-        **unknown: Any,
     ) -> Any:
         """Compute the loss and the metrics in inference mode; every rank calls it.
 
@@ -305,13 +297,12 @@ class Model(Built):
             `return_dict`.
         """
         with training.raising_on_all_ranks(self.replicator, "evaluate"):
-            keras_names.refuse(self.evaluate, unknown)
             self._steps()
         options = {"batch_size": batch_size, "verbose": verbose, "steps": steps, "data": data}
         values = training.evaluate(self, x, y, sample_weight, callbacks=callbacks, **options)
         return values if return_dict else _listed(values)
 
-    @shorten
+    @explain(keras_names.OF_FIT)
     def predict(
         self,
         x: Any,
@@ -319,17 +310,15 @@ class Model(Built):
         verbose: Any = "auto",
         steps: int | None = None,
         callbacks: Any = None,
-        **unknown: Any,
     ) -> Any:
         """Compute the outputs in inference mode; every rank gets all rows, in order.
 
         Of an iterable's batches (x, y) only x is used.
         """
-        with training.raising_on_all_ranks(self.replicator, "predict"):
-            keras_names.refuse(self.predict, unknown)
         options = {"batch_size": batch_size, "verbose": verbose, "steps": steps}
         return training.predict(self, x, callbacks=callbacks, **options)
 
+    @explain()
     def train_on_batch(
         self,
         x: Any,
@@ -350,6 +339,7 @@ class Model(Built):
         values = training.on_batch(self, "train_on_batch", given, class_weight)
         return values if return_dict else _listed(values)
 
+    @explain()
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:
@@ -357,6 +347,7 @@ class Model(Built):
         values = training.on_batch(self, "test_on_batch", (x, y, sample_weight))
         return values if return_dict else _listed(values)
 
+    @explain()
     def predict_on_batch(self, x: Any) -> Any:
         """Compute the outputs of one batch; every rank gets all rows."""
         return training.on_batch(self, "predict_on_batch", (x,))

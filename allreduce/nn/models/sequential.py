@@ -12,6 +12,7 @@ import numpy as np
 
 from allreduce import events
 from allreduce.errors import UsageError
+from allreduce.keywords import explain
 from allreduce.nn.core.checks import inner_layers
 from allreduce.nn.core.layer import Layer
 from allreduce.nn.layers.input import Input
@@ -52,6 +53,7 @@ class Sequential(Model):
             self._append(layer)
         self._build_if_known()
 
+    @explain()
     def add(self, layer: Layer) -> None:
         """Append a layer.
 

@@ -12,6 +12,7 @@ import pytest
 
 import allreduce as ar
 from allreduce.cluster.process import traces
+from allreduce.keywords import explain
 from tests.cluster.processes import running
 
 
@@ -87,7 +88,7 @@ def test_an_interrupt_in_the_users_code_keeps_its_place() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        traces.shorten(users_function)()
+        explain()(users_function)()
     assert "in users_function\n" in traces.text(caught.value)
 
 
@@ -96,5 +97,5 @@ def test_a_mistake_in_the_users_code_ends_there() -> None:
         ar.ops.matmul(np.ones((2, 3)), np.ones((2, 3)))
 
     with pytest.raises(ar.UsageError) as caught:
-        traces.shorten(users_function)()
+        explain()(users_function)()
     assert caught.traceback[-1].name == "users_function"
