@@ -14,6 +14,7 @@ import numpy as np
 
 from allreduce.callbacks.base import Callback, Logs, Monitor, path_text
 from allreduce.errors import UsageError
+from allreduce.optim.checks import switch
 
 # How similar to a known name a misspelt one is; names that other callbacks add are less.
 _NEAR = 0.85
@@ -59,7 +60,8 @@ class ModelCheckpoint(Callback):
         self._monitor.best = initial_value_threshold
         self.filepath = path_text("ModelCheckpoint", "filepath", filepath)
         self.verbose = verbose
-        self.save_best_only, self.save_weights_only = save_best_only, save_weights_only
+        self.save_best_only = switch("save_best_only of ModelCheckpoint", save_best_only)
+        self.save_weights_only = switch("save_weights_only of ModelCheckpoint", save_weights_only)
         self.save_freq = save_freq
         self._epoch = self._batches = 0
         if whole:  # else every batch would cost an exchange

@@ -12,6 +12,7 @@ import numpy as np
 from allreduce.callbacks.base import Callback, Logs, path_text
 from allreduce.errors import UsageError
 from allreduce.files import refusal
+from allreduce.optim.checks import switch
 
 
 class CSVLogger(Callback):
@@ -27,7 +28,9 @@ class CSVLogger(Callback):
         self, filename: str | PathLike[str], separator: str = ",", append: bool = False
     ) -> None:
         self._path = Path(path_text("CSVLogger", "filename", filename))
-        self._separator, self._append = separator, append
+        if not isinstance(separator, str) or len(separator) != 1:
+            raise UsageError(f"separator of CSVLogger is one character, not {separator!r}")
+        self._separator, self._append = separator, switch("append of CSVLogger", append)
         self._file: TextIO | None = None
         self._columns: list[str] = []
 

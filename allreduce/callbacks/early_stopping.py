@@ -9,7 +9,7 @@ import numpy as np
 from allreduce.callbacks.base import Callback, Logs, Monitor
 from allreduce.devices.integers import integer
 from allreduce.events import logger
-from allreduce.optim.checks import checked
+from allreduce.optim.checks import checked, switch
 
 
 class EarlyStopping(Callback):
@@ -49,7 +49,10 @@ class EarlyStopping(Callback):
         self.start_from_epoch = integer("start_from_epoch of EarlyStopping", start_from_epoch, 0)
         if baseline is not None:
             baseline = checked("baseline of EarlyStopping", baseline, low=-math.inf)
-        self.baseline, self.restore_best_weights = baseline, restore_best_weights
+        self.baseline = baseline
+        self.restore_best_weights = switch(
+            "restore_best_weights of EarlyStopping", restore_best_weights
+        )
         self.on_train_begin()
 
     def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002

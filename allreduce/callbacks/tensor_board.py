@@ -14,6 +14,7 @@ import numpy as np
 from allreduce.callbacks.base import Callback, Logs, path_text
 from allreduce.devices.integers import integer
 from allreduce.errors import UnsupportedError, UsageError
+from allreduce.optim.checks import switch
 
 _BINS = 30  # of a histogram, as Keras has
 _ELSEWHERE = {  # Keras's other arguments
@@ -57,7 +58,7 @@ class TensorBoard(Callback):
             )
         self._folder = Path(path_text("TensorBoard", "log_dir", log_dir))
         self._histogram_freq = integer("histogram_freq of TensorBoard", histogram_freq, 0)
-        self._write_graph = write_graph
+        self._write_graph = switch("write_graph of TensorBoard", write_graph)
         self._every, self._batches = each, 0
         self._writers: dict[str, Any] = {}
         _proto()

@@ -1,4 +1,4 @@
-"""Checks of hyperparameters."""
+"""Checks of arguments: numbers and switches."""
 
 from __future__ import annotations
 
@@ -31,3 +31,10 @@ def checked(
     bounds = "" if low == -math.inf else f" {'>' if above else '>='} {low:g}"
     bounds += "" if high == math.inf else f" and < {high:g}"
     raise UsageError(f"{name} is a finite number{bounds}, not {value!r}")
+
+
+def switch(name: str, value: Any) -> bool:
+    """Check an argument that is True or False; others, such as "no", are true for Python."""
+    if not isinstance(value, bool | np.bool_):
+        raise UsageError(f"{name} is True or False, not {value!r}")
+    return bool(value)

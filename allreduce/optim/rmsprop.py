@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Unpack
 
-from allreduce.optim.checks import checked
+from allreduce.optim.checks import checked, switch
 from allreduce.optim.native import NativeOptimizer
 from allreduce.optim.options import Options
 
@@ -45,7 +45,7 @@ class RMSprop(NativeOptimizer):
         self.rho = checked("rho", rho, low=0.0, high=1.0)
         self.momentum = checked("momentum", momentum, low=0.0, high=1.0)
         self.epsilon = checked("epsilon", epsilon, low=0.0, above=True)
-        self.centered = bool(centered)
+        self.centered = switch("centered", centered)
         slots = {"velocity": True, "mean": self.centered, "momentum": self.momentum > 0}
         self.slots = tuple(name for name, is_used in slots.items() if is_used)
 

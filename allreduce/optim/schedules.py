@@ -15,7 +15,7 @@ from typing import Any
 
 from allreduce.errors import UsageError, unknown_name
 from allreduce.keywords import Refusing
-from allreduce.optim.checks import checked
+from allreduce.optim.checks import checked, switch
 
 Rate = Callable[[int], float]
 
@@ -65,7 +65,7 @@ class ExponentialDecay(Schedule):
         self.initial_learning_rate = _rate("initial_learning_rate", initial_learning_rate)
         self.decay_steps = _steps("decay_steps", decay_steps)
         self.decay_rate = _rate("decay_rate", decay_rate)
-        self.staircase = staircase
+        self.staircase = switch("staircase", staircase)
 
     def __call__(self, step: int) -> float:
         exponent = _units(step, self.decay_steps, self.staircase)
@@ -92,7 +92,7 @@ class InverseTimeDecay(Schedule):
         self.initial_learning_rate = _rate("initial_learning_rate", initial_learning_rate)
         self.decay_steps = _steps("decay_steps", decay_steps)
         self.decay_rate = _rate("decay_rate", decay_rate)
-        self.staircase = staircase
+        self.staircase = switch("staircase", staircase)
 
     def __call__(self, step: int) -> float:
         units = _units(step, self.decay_steps, self.staircase)
@@ -122,7 +122,7 @@ class PolynomialDecay(Schedule):
         self.decay_steps = _steps("decay_steps", decay_steps)
         self.end_learning_rate = _rate("end_learning_rate", end_learning_rate)
         self.power = _rate("power", power)
-        self.cycle = cycle
+        self.cycle = switch("cycle", cycle)
 
     def __call__(self, step: int) -> float:
         total = self.decay_steps * (max(1, math.ceil(step / self.decay_steps)) if self.cycle else 1)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Unpack
 
-import numpy as np
-
 from allreduce.errors import UsageError
-from allreduce.optim.checks import checked
+from allreduce.optim.checks import checked, switch
 from allreduce.optim.native import NativeOptimizer
 from allreduce.optim.options import Options
 
@@ -40,9 +38,7 @@ class SGD(NativeOptimizer):
     ) -> None:
         super().__init__(learning_rate, **options)
         self.momentum = checked("momentum", momentum, low=0.0, high=1.0)
-        if not isinstance(nesterov, bool | np.bool_):
-            raise UsageError(f"nesterov is True or False, not {nesterov!r}")
-        self.nesterov = bool(nesterov)
+        self.nesterov = switch("nesterov", nesterov)
         if self.nesterov and not self.momentum:
             raise UsageError("SGD(nesterov=True) needs momentum above 0")
         self.slots = ("momentum",) if self.momentum else ()

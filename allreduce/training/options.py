@@ -6,10 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from allreduce.devices.integers import integer
 from allreduce.errors import UsageError, did_you_mean
+from allreduce.optim.checks import switch
 from allreduce.training.arrays import check_class_weight
 
 SHARDED, SAME = "sharded", "same"
@@ -41,8 +40,7 @@ class FitOptions:
         for name in ("steps_per_epoch", "validation_steps"):
             if getattr(self, name) is not None:
                 integer(name, getattr(self, name), 1)
-        if not isinstance(self.shuffle, bool | np.bool_):
-            raise UsageError(f"shuffle is True or False, not {self.shuffle!r}")
+        switch("shuffle", self.shuffle)
         split = self.validation_split
         if isinstance(split, bool) or not isinstance(split, int | float) or not 0 <= split < 1:
             raise UsageError(

@@ -25,6 +25,7 @@ from allreduce.graph.trace.variable import Variable
 from allreduce.keywords import Refusing, explain
 from allreduce.nn import initializers
 from allreduce.nn.core import calls, configs, keras_names, symbols
+from allreduce.optim.checks import switch
 
 # Whether a class's `call` has a `training` argument. Weakly: the methods of a class defined in a
 # function may refer to a model.
@@ -69,7 +70,7 @@ class Layer(Refusing):
         if asked is not None:
             what = f"layer {self.name!r} ({type(self).__name__})"
             check_exists(what, asked, self.replicator.places[0])
-        self.trainable = trainable
+        self.trainable = switch("trainable", trainable)
         self.path: str | None = None  # "model/0", once it is known where the layer stands
         self.built = False
         self.input_shape: Shape | None = None  # of the latest call, for summaries

@@ -12,6 +12,7 @@ from allreduce.graph.ops import functions as ops
 from allreduce.nn.core.checks import between, whole
 from allreduce.nn.core.layer import Layer
 from allreduce.nn.layers.dense import Dense
+from allreduce.optim.checks import switch
 
 
 class MultiHeadAttention(Layer):
@@ -53,8 +54,8 @@ class MultiHeadAttention(Layer):
         self.key_dim = whole(kind, "key_dim", key_dim)
         self.value_dim = whole(kind, "value_dim", key_dim if value_dim is None else value_dim)
         self.dropout = between(kind, "dropout", dropout, 0, 1)
-        self.use_bias = use_bias
-        self.causal = causal
+        self.use_bias = switch("use_bias", use_bias)
+        self.causal = switch("causal", causal)
 
     def build(self, input_shape: Any) -> None:
         several = bool(input_shape) and isinstance(input_shape[0], tuple)

@@ -13,6 +13,7 @@ from allreduce.graph.trace.variable import Variable
 from allreduce.nn import activations, initializers
 from allreduce.nn.core.checks import check_features, known_padding, whole
 from allreduce.nn.core.layer import Layer
+from allreduce.optim.checks import switch
 
 
 class Conv2D(Layer):
@@ -63,7 +64,7 @@ class Conv2D(Layer):
         self.dilation_rate = as_pair("the dilation_rate of Conv2D", dilation_rate)
         self.padding = known_padding("Conv2D", padding)
         self.activation = activations.get(activation)
-        self.use_bias = use_bias
+        self.use_bias = switch("use_bias", use_bias)
         initializers.get(kernel_initializer)
         initializers.get(bias_initializer)
         self.kernel_initializer = kernel_initializer

@@ -12,6 +12,7 @@ from allreduce.graph.trace.variable import Variable
 from allreduce.nn import activations, initializers
 from allreduce.nn.core.checks import check_features, whole
 from allreduce.nn.core.layer import Layer
+from allreduce.optim.checks import switch
 
 
 class Dense(Layer):
@@ -45,7 +46,7 @@ class Dense(Layer):
         super().__init__(name=name, dtype=dtype, trainable=trainable)
         self.units = whole("Dense", "units", units)
         self.activation = activations.get(activation)
-        self.use_bias = use_bias
+        self.use_bias = switch("use_bias", use_bias)
         initializers.get(kernel_initializer)
         initializers.get(bias_initializer)
         self.kernel_initializer = kernel_initializer

@@ -12,6 +12,7 @@ from allreduce.graph.trace.variable import Variable
 from allreduce.nn.core import calls
 from allreduce.nn.core.checks import between, check_features
 from allreduce.nn.core.layer import Layer
+from allreduce.optim.checks import switch
 
 
 class _Normalization(Layer):
@@ -36,8 +37,8 @@ class _Normalization(Layer):
         self.epsilon = between(type(self).__name__, "epsilon", epsilon, 0, 1)
         if not self.epsilon:
             raise UsageError(f"{type(self).__name__} takes epsilon, a number above 0: {epsilon!r}")
-        self.center = center
-        self.scale = scale
+        self.center = switch("center", center)
+        self.scale = switch("scale", scale)
 
     def build(self, input_shape: Any) -> None:
         features = input_shape[-1] if len(input_shape) > 1 else None
@@ -119,7 +120,7 @@ class BatchNorm(_Normalization):
     ) -> None:
         super().__init__(epsilon, center, scale, name, dtype, trainable)
         self.momentum = between("BatchNorm", "momentum", momentum, 0, 1)
-        self.synchronized = synchronized
+        self.synchronized = switch("synchronized", synchronized)
 
     def build(self, input_shape: Any) -> None:
         super().build(input_shape)

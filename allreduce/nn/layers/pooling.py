@@ -10,6 +10,7 @@ from allreduce.graph.ops import functions as ops
 from allreduce.graph.ops.array.windows import Pair, as_pair
 from allreduce.nn.core.checks import known_padding
 from allreduce.nn.core.layer import Layer
+from allreduce.optim.checks import switch
 
 
 class _Pooling(Layer):
@@ -76,7 +77,7 @@ class GlobalAveragePooling2D(Layer):
         trainable: bool = True,
     ) -> None:
         super().__init__(name=name, dtype=dtype, trainable=trainable)
-        self.keepdims = keepdims
+        self.keepdims = switch("keepdims", keepdims)
 
     def call(self, inputs: Tensor) -> Tensor:
         return ops.global_average_pool2d(ops.cast(inputs, self.dtype), self.keepdims)

@@ -17,6 +17,7 @@ from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.keywords import Refusing
 from allreduce.nn.core import keras_names
+from allreduce.optim.checks import switch
 
 EPSILON = 1e-7  # Keras's; probabilities are clipped to [1e-7, 1 - 1e-7]
 
@@ -67,7 +68,7 @@ def _checked(loss: Loss, key: str, value: Any) -> Any:
         known = [name for name in takes if name not in ("y_true", "y_pred")]
         raise UsageError(f"loss {loss.name!r} takes no {key!r}; it takes {known}")
     if isinstance(takes[key].default, bool):
-        check_switch(key, value)
+        switch(key, value)
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -105,13 +106,6 @@ def _remedy(truth: Tensor, prediction: Tensor) -> str:
 def mean_of_last(values: Tensor) -> Tensor:
     """Average along the last axis; `(batch,)` stays as it is."""
     return ops.mean(values, axis=-1) if values.ndim > 1 else values
-
-
-def check_switch(what: str, value: Any) -> bool:
-    """Refuse what is neither True nor False."""
-    if not isinstance(value, bool | np.bool_):
-        raise UsageError(f"{what} is True or False, not {value!r}")
-    return bool(value)
 
 
 def check_fraction(what: str, value: Any) -> float:

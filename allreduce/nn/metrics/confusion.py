@@ -15,8 +15,9 @@ from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.nn import losses
-from allreduce.nn.losses.base import check_fraction, check_switch
+from allreduce.nn.losses.base import check_fraction
 from allreduce.nn.metrics.base import Metric, columns, weights_of
+from allreduce.optim.checks import switch
 
 
 def _counts(
@@ -128,7 +129,7 @@ class AUC(Metric):
         if not isinstance(curve, str) or curve not in ("ROC", "PR"):
             raise UsageError(f'metric {name!r}: curve is "ROC" or "PR", not {curve!r}')
         self.num_thresholds = integer(f"metric {name!r}: num_thresholds", num_thresholds, 2)
-        self.from_logits = check_switch(f"metric {name!r}: from_logits", from_logits)
+        self.from_logits = switch(f"metric {name!r}: from_logits", from_logits)
         self.curve = curve
         self._levels = np.linspace(0, 1, num_thresholds)
         self._levels[[0, -1]] = -1e-7, 1 + 1e-7  # all are above the first, and none above the last

@@ -12,8 +12,9 @@ from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.nn import losses
-from allreduce.nn.losses.base import check_class, check_switch
+from allreduce.nn.losses.base import check_class
 from allreduce.nn.metrics.base import Metric, columns, weighted_sums, weights_of
+from allreduce.optim.checks import switch
 
 
 class Mean(Metric):
@@ -141,7 +142,7 @@ class Perplexity(Metric):
         self, from_logits: bool = False, ignore_class: int | None = None, name: str = "perplexity"
     ) -> None:
         super().__init__(None, name)
-        self.from_logits = check_switch(f"metric {name!r}: from_logits", from_logits)
+        self.from_logits = switch(f"metric {name!r}: from_logits", from_logits)
         self.ignore_class = check_class(f"metric {name!r}: ignore_class", ignore_class)
 
     def increment(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:

@@ -23,6 +23,7 @@ from allreduce.nn.models.building import Built
 from allreduce.nn.models.outputs import Settings, Values
 from allreduce.nn.models.steps import Steps
 from allreduce.optim import Optimizer
+from allreduce.optim.checks import switch
 from allreduce.optim.options import micro_batches
 from allreduce.training import FitOptions, Samples
 
@@ -93,14 +94,13 @@ class Model(Built):
             UsageError: A name is unknown; the message lists the existing ones.
         """
         with training.naming_rank(self.replicator, "compile"):
-            if not isinstance(run_eagerly, bool | np.bool_):
-                raise UsageError(f"run_eagerly is True or False, not {run_eagerly!r}")
+            run_eagerly = switch("run_eagerly", run_eagerly)
             settings = Settings(loss, loss_weights, metrics, weighted_metrics)
             self._compiled = Steps(self, optimizer, settings)
             if gradient_accumulation is not None:
                 count = micro_batches(gradient_accumulation)
                 self._compiled.optimizer.gradient_accumulation = count
-        self._run_eagerly = bool(run_eagerly)
+        self._run_eagerly = run_eagerly
         self._prepared.clear()
         self.predict_step = self._new_predict_step()
 
@@ -297,6 +297,7 @@ class Model(Built):
             `return_dict`.
         """
         with training.raising_on_all_ranks(self.replicator, "evaluate"):
+            switch("return_dict", return_dict)
             self._steps()
         options = {"batch_size": batch_size, "verbose": verbose, "steps": steps, "data": data}
         values = training.evaluate(self, x, y, sample_weight, callbacks=callbacks, **options)
@@ -335,6 +336,7 @@ class Model(Built):
         Returns:
             This batch's loss and metrics, as `evaluate` does.
         """
+        switch("return_dict", return_dict)
         given = (x, y, sample_weight)
         values = training.on_batch(self, "train_on_batch", given, class_weight)
         return values if return_dict else _listed(values)
@@ -344,6 +346,7 @@ class Model(Built):
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:
         """Compute one batch's loss and metrics, as `train_on_batch` without a step."""
+        switch("return_dict", return_dict)
         values = training.on_batch(self, "test_on_batch", (x, y, sample_weight))
         return values if return_dict else _listed(values)
 

@@ -1,0 +1,48 @@
+"""Switches that are neither True nor False, such as "no", which Python takes for true."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import allreduce as ar
+
+untyped: Any = ar
+x = np.ones((4, 3), np.float32)
+
+
+def _compiled() -> Any:
+    model = ar.nn.Sequential([ar.nn.Input((3,)), ar.nn.Dense(1)])
+    model.compile(loss="mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda no: untyped.nn.Dense(2, use_bias=no), "use_bias"),
+        (lambda no: untyped.nn.Dense(2, trainable=no), "trainable"),
+        (lambda no: untyped.nn.Conv2D(2, 1, use_bias=no), "use_bias"),
+        (lambda no: untyped.nn.MultiHeadAttention(2, 2, causal=no), "causal"),
+        (lambda no: untyped.nn.GlobalAveragePooling2D(no), "keepdims"),
+        (lambda no: untyped.nn.LayerNorm(center=no), "center"),
+        (lambda no: untyped.nn.BatchNorm(synchronized=no), "synchronized"),
+        (lambda no: untyped.nn.metrics.AUC(from_logits=no), "from_logits"),
+        (lambda no: untyped.optim.SGD(0.1, 0.9, no), "nesterov"),
+        (lambda no: untyped.optim.RMSprop(centered=no), "centered"),
+        (lambda no: untyped.optim.schedules.ExponentialDecay(0.1, 9, 0.9, no), "staircase"),
+        (lambda no: untyped.optim.schedules.PolynomialDecay(0.1, 9, cycle=no), "cycle"),
+        (lambda no: untyped.callbacks.EarlyStopping(restore_best_weights=no), "restore_best_w"),
+        (lambda no: untyped.callbacks.ModelCheckpoint("m", save_best_only=no), "save_best_only"),
+        (lambda no: untyped.callbacks.CSVLogger("m", append=no), "append"),
+        (lambda no: _compiled().evaluate(x, x[:, :1], verbose=0, return_dict=no), "return_dict"),
+        (lambda no: _compiled().compile(run_eagerly=no), "run_eagerly"),
+        (lambda no: _compiled().fit(x, x[:, :1], verbose=0, shuffle=no), "shuffle"),
+    ],
+)
+def test_switches_are_true_or_false(make: Any, name: str) -> None:
+    with pytest.raises(ar.UsageError, match=rf"{name}.* is True or False, not 'no'"):
+        make("no")
+    make(np.True_)
