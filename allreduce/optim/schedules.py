@@ -13,6 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from allreduce.errors import UsageError, unknown_name
 from allreduce.keywords import Refusing
 from allreduce.optim.checks import checked, switch
@@ -140,13 +142,17 @@ class PiecewiseConstantDecay(Schedule):
     """
 
     def __init__(self, boundaries: Sequence[float], values: Sequence[float]) -> None:
-        if len(boundaries) != len(values) - 1 or sorted(set(boundaries)) != list(boundaries):
+        for name, given in (("boundaries", boundaries), ("values", values)):
+            if not isinstance(given, Sequence | np.ndarray):
+                raise UsageError(f"{name} is a list of numbers, not {given!r}")
+        self.boundaries = [checked("a boundary", each, low=-math.inf) for each in boundaries]
+        self.values = [_rate("a value", value) for value in values]
+        increases = sorted(set(self.boundaries)) == self.boundaries
+        if len(boundaries) != len(values) - 1 or not increases:
             raise UsageError(
                 "PiecewiseConstantDecay takes increasing boundaries and one more value than these, "
                 f"not boundaries={boundaries!r} and values={values!r}"
             )
-        self.boundaries = list(boundaries)
-        self.values = [_rate("values", value) for value in values]
 
     def __call__(self, step: int) -> float:
         return self.values[sum(step > boundary for boundary in self.boundaries)]

@@ -1,4 +1,4 @@
-"""Switches that are neither True nor False, such as "no", which Python takes for true."""
+"""Arguments of a wrong type; switches such as "no", which Python takes for true, among them."""
 
 from __future__ import annotations
 
@@ -46,3 +46,24 @@ def test_switches_are_true_or_false(make: Any, name: str) -> None:
     with pytest.raises(ar.UsageError, match=rf"{name}.* is True or False, not 'no'"):
         make("no")
     make(np.True_)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: untyped.nn.metrics.Precision([[0.1], [0.2, 0.3]]), "thresholds are numbers from"),
+        (lambda: untyped.nn.metrics.F1Score(np.ones(2)), "average is one of"),
+        (lambda: untyped.optim.schedules.PiecewiseConstantDecay(1, [1, 2]), "boundaries is a list"),
+        (
+            lambda: untyped.optim.schedules.PiecewiseConstantDecay(["a"], [1, 2]),
+            "a boundary is a f",
+        ),
+        (lambda: untyped.nn.Sequential(3), "Sequential takes a list of layers, not 3"),
+        (lambda: _compiled().set_weights(None), "set_weights takes a list of arrays, one per var"),
+        (lambda: _compiled().get_layer(index="0"), "index is an integer, not '0'"),
+        (lambda: untyped.callbacks.CSVLogger("m", separator=";;"), "separator .* one character"),
+    ],
+)
+def test_values_of_another_type_are_refused_with_what_is_taken(make: Any, said: str) -> None:
+    with pytest.raises(ar.UsageError, match=said):
+        make()

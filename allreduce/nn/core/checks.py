@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -150,9 +150,12 @@ def _find_layers(layer: Layer, prefix: str, seen: set[Layer], found: dict[str, L
             _find_layers(child, f"{prefix}{key}/", seen, found)
 
 
-def assign_all(model: Layer, weights: Sequence[Any], what: str) -> None:
+def assign_all(model: Layer, weights: Any, what: str) -> None:
     """Change all of a model's variables, or none; `what` begins the errors."""
     variables = model.variables
+    if not isinstance(weights, Iterable):
+        raise UsageError(f"{what} takes a list of arrays, one per variable, not {weights!r:.60}")
+    weights = list(weights)
     if len(weights) != len(variables):
         raise UsageError(
             f"{what}: model {model.name!r} has {len(variables)} variables, but "

@@ -63,9 +63,12 @@ class _Thresholded(Metric):
 
     def __init__(self, thresholds: float | Sequence[float] | np.ndarray | None, name: str) -> None:
         super().__init__(None, name)
-        levels = np.asarray(0.5 if thresholds is None else thresholds)
-        is_numbers = levels.dtype.kind in "iuf" and levels.ndim < 2 and levels.size
-        if not is_numbers or not np.all((levels >= 0) & (levels <= 1)):
+        try:
+            levels = np.asarray(0.5 if thresholds is None else thresholds)
+            is_fit = levels.dtype.kind in "iuf" and levels.ndim < 2 and levels.size
+        except ValueError:  # a list of lists of different lengths
+            is_fit = False
+        if not is_fit or not np.all((levels >= 0) & (levels <= 1)):
             raise UsageError(
                 f"metric {name!r}: thresholds are numbers from 0 to 1, not {thresholds!r}"
             )
@@ -178,7 +181,7 @@ class F1Score(Metric):
     ) -> None:
         super().__init__(None, name)
         kinds = (None, "micro", "macro", "weighted")
-        if average not in kinds:
+        if not isinstance(average, str | None) or average not in kinds:
             raise UsageError(f"metric {name!r}: average is one of {kinds}, not {average!r}")
         what = f"metric {name!r}: threshold"
         self.threshold = None if threshold is None else check_fraction(what, threshold)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from allreduce.devices.integers import integer
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core.pytree import map_leaves
 from allreduce.graph.core.spec import BATCH, Shape, Spec
@@ -70,6 +71,7 @@ class Built(Layer):
         if (name is None) == (index is None):
             raise UsageError("get_layer takes a layer's name or its index")
         layers = self.layers
+        index = None if index is None else integer("index", index)
         if index is None:
             found = [layer for layer in layers if layer.name == name]
         else:
@@ -162,7 +164,7 @@ class Built(Layer):
                 the variable.
         """
         self._check_built("set_weights")
-        checks.assign_all(self, list(weights), "set_weights")
+        checks.assign_all(self, weights, "set_weights")
 
     @explain()
     def save_weights(self, path: str | PathLike[str]) -> None:

@@ -49,6 +49,8 @@ class Sequential(Model):
             raise UsageError(
                 f"Sequential takes a list of layers: [{type(layers).__name__}(…)], not one alone"
             )
+        if not isinstance(layers, Iterable | None):
+            raise UsageError(f"Sequential takes a list of layers, not {layers!r:.60}")
         for layer in layers or ():
             self._append(layer)
         self._build_if_known()
