@@ -35,6 +35,7 @@ from allreduce.graph.trace.signature import Arguments
 from allreduce.graph.trace.trace import Trace, recording
 from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.program_check import (
+    call,
     check_equal,
     check_once,
     check_owner,
@@ -302,7 +303,7 @@ def run_eagerly(
         try:
             with recording(trace):
                 args, kwargs = arguments.placeholders(trace)
-                returned, outputs = take_apart(fn(*args, **kwargs))
+                returned, outputs = take_apart(call(fn, args, kwargs))
                 return returned, [each.numpy() for each in outputs]
         finally:
             trace.close()

@@ -34,6 +34,7 @@ from allreduce.graph.update.arena_plan import ArenaPlan
 from allreduce.graph.update.arenas import plan_for
 from allreduce.graph.update.program_check import (
     StepDigest,
+    call,
     check_equal,
     check_once,
     check_owner,
@@ -196,7 +197,7 @@ def _trace(
     trace = Trace(host.num_replicas_in_sync)
     with recording(trace):
         args, kwargs = arguments.placeholders(trace)
-        returned, outputs = take_apart(fn(*args, **kwargs))
+        returned, outputs = take_apart(call(fn, args, kwargs))
     graph = trace.finish(outputs)
     check_owner(host, _variables(passes.prune(graph)))
     return graph, returned

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -83,4 +84,6 @@ def function(fn: Callable[..., Any]) -> Function:
         return fn
     if not callable(fn):
         raise UsageError(f"ar.function decorates functions, not {type(fn).__name__}")
+    if inspect.iscoroutinefunction(fn):
+        raise UsageError(f"ar.function decorates functions, not coroutines: def {fn.__name__}(…)")
     return Function(fn)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from allreduce.graph.consistency.rank_check import Fact, Facts, check, hash_of
 from allreduce.graph.core.naming import own_part
 from allreduce.graph.core.node import Graph, Node
 from allreduce.graph.core.op_table import lookup
+from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import show
 from allreduce.graph.ops.array.windows import Windows
 from allreduce.graph.trace.subgraph import Body
@@ -42,6 +43,21 @@ _SAME_KINDS = f"{_SAME_FUNCTION}, with arrays of one dtype, and rows of one shap
 def name_of(fn: Callable[..., Any]) -> str:
     """Return a function's name."""
     return getattr(fn, "__qualname__", repr(fn))
+
+
+def call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a step's function; arguments that do not fit its parameters are a mistake of its caller.
+
+    Raises:
+        UsageError: They do not fit.
+    """
+    try:
+        return fn(*args, **kwargs)
+    except TypeError as error:
+        trace = error.__traceback__
+        if trace is not None and trace.tb_next is None:  # the function did not start
+            raise UsageError(f"{users_line()}: {error}") from None
+        raise
 
 
 def check_owner(host: LocalReplicas, variables: Iterable[Variable]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from allreduce.devices import options
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import (
     Function,
@@ -372,3 +373,22 @@ def test_what_a_traced_tensor_cannot_do_is_said_with_the_remedy(write: Any, said
     batch = PerReplica((np.ones(2),))
     with pytest.raises((UsageError, ShapeError, TypeError, AttributeError), match=said):
         default_replicator().run(write, (batch,))
+
+
+def test_arguments_that_do_not_fit_the_functions_parameters_are_refused() -> None:
+    @function
+    def add(a: Any, b: Any) -> Any:
+        return a + b
+
+    for eagerly in (True, False):
+        options.run_functions_eagerly(eagerly)
+        with pytest.raises(UsageError, match=r"test_function.py:\d+: .*add.* argument: 'b'"):
+            add(np.ones(2))
+
+
+def test_a_coroutine_is_no_step() -> None:
+    async def step(x: Any) -> Any:
+        return x
+
+    with pytest.raises(UsageError, match=r"not coroutines: def step\(…\)"):
+        function(step)

@@ -80,7 +80,7 @@ def test_defaults_are_the_functions_own() -> None:
     for _ in range(2):
         np.testing.assert_array_equal(owner.step(y=1, x=x, z=(3, None)).numpy(), [3, 3])
     assert len(traces) == 2
-    with pytest.raises(TypeError, match="unexpected keyword argument 'w'"):
+    with pytest.raises(UsageError, match="unexpected keyword argument 'w'"):
         owner.step(x, w=1)
 
 
