@@ -22,6 +22,7 @@ from allreduce.devices.options import (
 )
 from allreduce.errors import UsageError, unknown_name
 from allreduce.graph.core import pass_switches
+from allreduce.keywords import explain
 
 __all__ = [
     "enable_check_numerics",
@@ -214,3 +215,8 @@ class _Passes(MutableMapping[str, bool]):
 
 
 passes = _Passes()
+
+# Mistakes of their callers end at the call.
+for _name in __all__:
+    if callable(globals()[_name]):
+        globals()[_name] = explain()(globals()[_name])

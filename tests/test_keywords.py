@@ -84,6 +84,7 @@ def test_an_argument_that_does_not_exist_is_answered_with_the_one_that_was_meant
         lambda: ar.scan(untyped.ops, x),
         lambda: ar.function(abs)(ar.PerReplica((x,))),
         lambda: ar.function(lambda a, b: a)(x),
+        lambda: untyped.config.set_pipelining("no"),
     ],
 )
 def test_the_traceback_of_a_mistake_ends_at_the_call(call: Any) -> None:
