@@ -36,7 +36,13 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
         return result
     if isinstance(value, Dim):
         raise value.unknown()
-    array = np.asarray(on_host(value, users_line), dtype=dtype)
+    try:
+        array = np.asarray(on_host(value, users_line), dtype=dtype)
+    except UsageError:
+        raise
+    except ValueError as error:  # such as lists of several lengths
+        kind = type(value).__name__
+        raise UsageError(f"{users_line()}: cannot make a tensor of a {kind}: {error}") from None
     if array.dtype == object or array.dtype.kind in "USOMm":
         raise UsageError(
             f"{users_line()}: cannot make a tensor of {type(value).__name__} {value!r:.60}"

@@ -61,10 +61,17 @@ class Variable(Operators):
         maker: Callable[[], Any] = initial if callable(initial) else lambda: initial
         if name is None:
             name = unique_name("variable")
-        elif not isinstance(name, str):
+        elif not isinstance(name, str) or not name:
             raise UsageError(f"a variable's name is text, not {name!r}")
+        if not isinstance(trainable, bool | np.bool_):
+            raise UsageError(f"variable {name!r} is trainable, True or False, not {trainable!r}")
         made = maker()
-        value = np.asarray(made if owner(made) is None else read(as_array(made)), order="C")
+        try:
+            value = np.asarray(made if owner(made) is None else read(as_array(made)), order="C")
+        except UsageError:
+            raise
+        except ValueError as error:  # such as lists of several lengths
+            raise UsageError(f"variable {name!r}: {error}") from None
         if value.dtype.name not in _DTYPES:
             raise UsageError(
                 f"variable {name!r} cannot hold {value.dtype}; there are {', '.join(_DTYPES)}"

@@ -67,3 +67,11 @@ def test_calls_with_a_variable_are_told_from_those_with_a_number(
     for each in (1, 2, 3, Variable(np.ones(2)), 4):
         twice(each)
     assert "args[0] was float64(2,) and is now 4" in caplog.text
+
+
+def test_lists_of_several_lengths_are_no_tensor() -> None:
+    ragged = [[1.0], [2.0, 3.0]]
+    with pytest.raises(UsageError, match=r"test_tensor.py:\d+: cannot make a tensor of a list: "):
+        ops.sum(ragged)
+    with pytest.raises(UsageError, match="variable 'w': setting an array element"):
+        Variable(ragged, name="w")

@@ -392,3 +392,12 @@ def test_a_coroutine_is_no_step() -> None:
 
     with pytest.raises(UsageError, match=r"not coroutines: def step\(…\)"):
         function(step)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"name": ""}, "name is text, not ''"), ({"trainable": "no"}, "True or False, not 'no'")],
+)
+def test_options_of_a_variable_are_checked(given: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Variable(np.zeros(2), **given)
