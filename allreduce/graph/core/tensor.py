@@ -19,6 +19,18 @@ from allreduce.keywords import explain
 
 # The operators for the methods of NumPy's arrays.
 METHODS: dict[str, str] = {}
+# Attributes of other libraries' tensors and variables, and what does the same.
+_VALUE = "x.numpy() copies the value; in a step use the variable itself"
+_ELSEWHERE = {
+    "assign_add": "use variable.assign(variable + value)",
+    "assign_sub": "use variable.assign(variable - value)",
+    "backward": "optimizer.minimize(loss, variables) or ar.gradients differentiates it",
+    "data": _VALUE,
+    "grad": "ar.gradients(loss, variables) returns the gradients, inside an ar.function",
+    "item": "float(x) and int(x) return a scalar's value",
+    "read_value": _VALUE,
+    "value": _VALUE,
+}
 # Python's operators by name. `ops/functions.py`, which needs tensors, fills this table.
 OPERATORS: dict[str, Callable[..., Tensor]] = {}
 
@@ -65,6 +77,22 @@ class Operators(NumpyArgument):
     __gt__ = _binary("greater")
     __ge__ = _binary("greater_equal")
 
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        raise UsageError(
+            f"{users_line()}: no element can be set; variable.assign(value) changes a whole "
+            "variable, and ar.ops.where makes a tensor with other elements"
+        )
+
+    if not TYPE_CHECKING:  # else type checkers would believe that they have every attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = _ELSEWHERE.get(name, f"use ar.ops.{METHODS.get(name)}(x)")
+            known = name in _ELSEWHERE or name in METHODS
+            kind = "tensor" if isinstance(self, Tensor) else "variable"
+            text = f"a {kind} has no attribute {name!r}" + (f"; {hint}" if known else "")
+            # Without a name a traceback adds no suggestion of its own.
+            raise AttributeError(text, name="" if known else name, obj=self)
+
 
 class Tensor(Operators):
     """The type that operators take and return."""
@@ -73,14 +101,6 @@ class Tensor(Operators):
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-
-    if not TYPE_CHECKING:  # else type checkers would believe that it has every attribute
-
-        def __getattr__(self, name: str) -> NoReturn:
-            hint = f"; use ar.ops.{METHODS[name]}(x)" if name in METHODS else ""
-            if name == "backward":
-                hint = "; optimizer.minimize(loss, variables) or ar.gradients differentiates it"
-            raise AttributeError(f"a tensor has no attribute {name!r}{hint}", name="", obj=self)
 
     @property
     def shape(self) -> Shape:

@@ -69,6 +69,26 @@ def test_calls_with_a_variable_are_told_from_those_with_a_number(
     assert "args[0] was float64(2,) and is now 4" in caplog.text
 
 
+def test_elements_cannot_be_set() -> None:
+    for value in (Variable(np.zeros(2), name="w"), ops.zeros((2,))):
+        with pytest.raises(
+            UsageError, match=r"test_tensor.py:\d+: no element can be set; variable"
+        ):
+            value[0] = 1.0
+
+
+def test_attributes_of_other_libraries_name_what_does_the_same() -> None:
+    variable: Any = Variable(np.zeros(2), name="w")
+    for name, said in {
+        "assign_add": r"use variable\.assign\(variable \+ value\)",
+        "grad": r"ar\.gradients\(loss, variables\)",
+        "mean": r"use ar\.ops\.mean\(x\)",
+        "shap": "a variable has no attribute 'shap'$",
+    }.items():
+        with pytest.raises(AttributeError, match=said):
+            getattr(variable, name)
+
+
 def test_lists_of_several_lengths_are_no_tensor() -> None:
     ragged = [[1.0], [2.0, 3.0]]
     with pytest.raises(UsageError, match=r"test_tensor.py:\d+: cannot make a tensor of a list: "):
