@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from allreduce.devices.integers import integer
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.autodiff.gradient import differentiate
 from allreduce.graph.core import pytree
@@ -59,6 +60,8 @@ def scan(
     """
     if not callable(fn):
         raise UsageError(f"{users_line()}: ar.scan takes a function (carry, x), not {fn!r:.60}")
+    if not isinstance(reverse, bool):
+        raise UsageError(f"{users_line()}: reverse is True or False, not {reverse!r:.60}")
     carry, elements = (pytree.map_leaves(_tensor, each) for each in (init, xs))
     steps = _length(elements, length)
     trace = current_trace()
@@ -70,7 +73,7 @@ def scan(
     if trace is None:
         return carry, _map(lambda y: functions.zeros((0, *y.shape), y.dtype), results)
     every = [*_leaves(carry), *_leaves(elements)]
-    body = Body.of(graph, len(_leaves(carry)), len(_leaves(elements)), steps, bool(reverse))
+    body = Body.of(graph, len(_leaves(carry)), len(_leaves(elements)), steps, reverse)
     rest = iter(record(trace, body, [*every, *captured]))
     return _map(lambda _: next(rest), carry), _map(lambda _: next(rest), results)
 
@@ -89,9 +92,9 @@ def _leaves(structure: Any) -> list[TracedTensor]:
 
 def _length(elements: Any, length: int | None) -> int:
     """Read the number of steps."""
-    if length is not None and (type(length) is not int or length < 0):
-        raise UsageError(f"{users_line()}: the length of a scan is an integer, not {length!r:.60}")
     found = length
+    if found is not None:
+        found = integer(f"{users_line()}: the length of a scan", found, 0)
     for tensor in _leaves(elements):
         size = tensor.shape[0] if tensor.ndim else None
         if not isinstance(size, int):

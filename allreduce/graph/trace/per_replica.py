@@ -49,7 +49,16 @@ class PerReplica:
         # Lists, and no generators: three of these are made in each step.
         values = tuple([as_array(value) for value in self.values])
         rows = tuple([len(value) if value.ndim else 1 for value in values])
-        weights = tuple(self.weights) or rows
+        try:
+            weights = tuple(self.weights) or rows
+            negative = min(weights) < 0
+        except TypeError:
+            negative = True
+        if negative:
+            raise UsageError(
+                "PerReplica takes weights as a tuple with a number of samples per local replica, "
+                f"got {self.weights!r:.60}"
+            )
         is_batch = self.is_batch
         if is_batch is None:
             is_batch = values[0].ndim > 0 and weights == rows

@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from allreduce.devices.names import DeviceName
+from allreduce.errors import UsageError
 from allreduce.graph.core import pytree
+from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.tensor import ConcreteTensor, Tensor, TracedTensor
 from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.graph.trace.trace import current_trace
@@ -28,6 +30,8 @@ def print_values(*values: Any, sep: str = " ") -> None:
             step; anything else prints as during tracing.
         sep: The separator between values.
     """
+    if not isinstance(sep, str):
+        raise UsageError(f"{users_line()}: sep is text, not {sep!r:.60}")
     trace = current_trace()
     tensors: list[TracedTensor] = []
 

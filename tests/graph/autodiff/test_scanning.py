@@ -294,8 +294,10 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         scan(kept, np.zeros(3), np.zeros(2), length=5)
     with pytest.raises(UsageError, match="takes a function"):
         untyped(np.zeros(3), kept, np.zeros(2))
-    with pytest.raises(UsageError, match=r"is an integer, not 2\.0"):
+    with pytest.raises(UsageError, match=r"is an integer from 0, not 2\.0"):
         untyped(kept, np.zeros(3), length=2.0)
+    with pytest.raises(UsageError, match="reverse is True or False, not 'no'"):
+        untyped(kept, np.zeros(3), length=2, reverse="no")
     with pytest.raises(ShapeError, match=r"known: \(batch, 2\); transpose a batch"):
         MirroredStrategy(["CPU:0", "CPU:1"]).run(
             lambda x: scan(kept, np.zeros(2), x)[0],

@@ -401,3 +401,9 @@ def test_a_coroutine_is_no_step() -> None:
 def test_options_of_a_variable_are_checked(given: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         Variable(np.zeros(2), **given)
+
+
+@pytest.mark.parametrize("weights", [3, (-1,), ("a",)])
+def test_weights_are_numbers_of_samples(weights: Any) -> None:
+    with pytest.raises(UsageError, match="weights as a tuple with a number of samples per local"):
+        PerReplica((np.ones(2),), weights)

@@ -67,3 +67,9 @@ def test_values_in_structures_are_printed_too(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == "{'sum': 2.0, 'of': ['rows', (2,)]} [1, ([1. 1.],)]\n"
     with pytest.raises(TypeError, match=r"^print\(\) got an unexpected keyword argument 'end'"):
         ar.print("x", end="")  # type: ignore[call-arg]
+
+
+def test_a_separator_that_is_no_text_is_refused() -> None:
+    untyped: Any = ar.print
+    with pytest.raises(ar.UsageError, match="sep is text, not 3"):
+        untyped("before", sep=3)
