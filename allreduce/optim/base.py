@@ -239,6 +239,8 @@ class Optimizer(Refusing, UpdateRule):
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore the result of `state`; also before the first step."""
+        if not isinstance(state, Mapping):
+            raise UsageError(f"load_state takes what state() returned, a dict, not {state!r:.60}")
         load_optimizer_state(self, dict(state))
 
     def get_config(self) -> dict[str, Any]:

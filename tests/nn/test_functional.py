@@ -271,9 +271,10 @@ def test_a_single_output_takes_arrays_dicts_and_lists(outputs: str) -> None:
     assert histories[0]["loss"][0] > 1.2 * histories[0]["val_loss"][0]  # weighted
     with pytest.raises(UsageError, match="y is a dict of 'prise', but the model's outputs are 'p"):
         model.fit(x, {"prise": x[:, :1]}, verbose=0)
-    model.compile("sgd", {"prise": "mse"})
     with pytest.raises(UsageError, match=r"loss names output 'prise'.*did you mean 'price'"):
-        model.fit(x, x[:, :1], verbose=0)
+        model.compile("sgd", {"prise": "mse"})
+    with pytest.raises(UsageError, match="loss_weights has 2 entries, but the model has one"):
+        model.compile("sgd", "mse", loss_weights=[1, 2])
 
 
 @pytest.mark.parametrize(

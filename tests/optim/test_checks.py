@@ -61,6 +61,7 @@ def test_switches_are_true_or_false(make: Any, name: str) -> None:
         (lambda: untyped.nn.Sequential(3), "Sequential takes a list of layers, not 3"),
         (lambda: _compiled().set_weights(None), "set_weights takes a list of arrays, one per var"),
         (lambda: _compiled().get_layer(index="0"), "index is an integer, not '0'"),
+        (lambda: ar.optim.SGD().load_state(untyped), "load_state takes what state.. returned"),
         (lambda: untyped.callbacks.CSVLogger("m", separator=";;"), "separator .* one character"),
     ],
 )

@@ -37,10 +37,13 @@ class Settings:
 
     @property
     def by_output(self) -> bool:
-        """Whether one is a list of parts for several outputs."""
+        """Whether one is a dict or list of parts for several outputs."""
         return any(
-            isinstance(given, list | tuple)
-            and (len(given) > 1 if key in _NUMBERED else any(map(_is_list, given)))
+            isinstance(given, Mapping)
+            or (
+                isinstance(given, list | tuple)
+                and (len(given) > 1 if key in _NUMBERED else any(map(_is_list, given)))
+            )
             for key, given in vars(self).items()
         )
 
@@ -231,6 +234,9 @@ def _by_output(key: str, given: Any, names: Sequence[str]) -> dict[str, Any]:
         alone = isinstance(given, list | tuple) and len(given) == 1
         if alone and (key in _NUMBERED or isinstance(given[0], list | tuple)):
             (given,) = given
+        elif isinstance(given, list | tuple) and key in _NUMBERED:
+            found = f"{key} has {len(given)} entries"
+            raise UsageError(f"{found}, but the model has one output: give one")
         return {names[0]: given}
     if isinstance(given, list | tuple):
         if len(given) != len(names):

@@ -36,7 +36,7 @@ class Steps:
         self.settings = settings
         self._outputs: dict[tuple[str, ...], list[Output]] = {}
         known = getattr(model, "output_names", [] if settings.by_output else [""])
-        if known and not any(isinstance(each, Mapping) for each in vars(settings).values()):
+        if known:
             self._planned(known)  # errors that do not depend on the first step are raised at once
         self._trained: frozenset[str] | None = None  # by the step, once it is traced
         self._known_changes: frozenset[str] = frozenset()
