@@ -91,7 +91,8 @@ class Collective:
     def post(self) -> None:
         """Start moving: from now on the output is written."""
         if not self._next_piece():
-            getattr(self, f"_{self.call.collective}")(self.call.shares(self.size))
+            request = getattr(self, f"_{self.call.collective}")(self.call.shares(self.size))
+            self._requests = [] if request is None else [request]
 
     @property
     def posted(self) -> bool:
@@ -125,17 +126,17 @@ class Collective:
             assert self._out is not None, "sums have a place"
             self._piece.finish(self._out)
 
-    # --- reducing: `shares` are elements per member ----------------------------------------------
+    # --- reducing: `shares` are elements per member; returns MPI's request ------------------------
 
-    def _all_reduce(self, shares: Sequence[int]) -> None:  # noqa: ARG002
+    def _all_reduce(self, shares: Sequence[int]) -> Any:  # noqa: ARG002
         source, target = self._source(), self._spec(self._out, self.call.count)
-        self._add(self.comm.Iallreduce(source, target, self._op))
+        return self.comm.Iallreduce(source, target, self._op)
 
-    def _reduce(self, shares: Sequence[int]) -> None:  # noqa: ARG002
+    def _reduce(self, shares: Sequence[int]) -> Any:  # noqa: ARG002
         is_root = self.rank == self.call.root
         source = self._source() if is_root else self._spec(self._x, self.call.count)
         target = self._spec(self._out, self.call.count) if is_root else None
-        self._add(self.comm.Ireduce(source, target, self._op, root=self.call.root))
+        return self.comm.Ireduce(source, target, self._op, root=self.call.root)
 
     def _source(self) -> Any:
         """Describe the input of a reduction, which may be the output."""
@@ -143,14 +144,13 @@ class Collective:
             return self.library.mpi.IN_PLACE
         return self._spec(self._x, self.call.count)
 
-    def _reduce_scatter(self, shares: Sequence[int]) -> None:
+    def _reduce_scatter(self, shares: Sequence[int]) -> Any:
         target = self._spec(self._out, shares[self.rank])
         if self.call.counts is None:
             source = self._spec(self._x, self.call.count)  # a block's, as mpi4py has it
-            self._add(self.comm.Ireduce_scatter_block(source, target, self._op))
-        else:
-            source = self._spec(self._x, sum(shares))
-            self._add(self.comm.Ireduce_scatter(source, target, list(shares), self._op))
+            return self.comm.Ireduce_scatter_block(source, target, self._op)
+        source = self._spec(self._x, sum(shares))
+        return self.comm.Ireduce_scatter(source, target, list(shares), self._op)
 
     # --- moving ----------------------------------------------------------------------------------
 
@@ -159,26 +159,26 @@ class Collective:
 
     _empty = _barrier
 
-    def _broadcast(self, shares: Sequence[int]) -> None:  # noqa: ARG002
+    def _broadcast(self, shares: Sequence[int]) -> Any:  # noqa: ARG002
         assert self._out is not None
         if self.rank == self.call.root and address(self._x) != address(self._out):
             np.copyto(self._out, self._x)  # type: ignore[arg-type]  # the root has an input
-        self._add(self.comm.Ibcast(self._spec(self._out, self.call.count), root=self.call.root))
+        return self.comm.Ibcast(self._spec(self._out, self.call.count), root=self.call.root)
 
-    def _all_gather(self, shares: Sequence[int]) -> None:
+    def _all_gather(self, shares: Sequence[int]) -> Any:
         source = self._own_or_place(shares, self._x, self._out)
         if self.call.counts is None:
             target = self._spec(self._out, self.call.count)
-            return self._add(self.comm.Iallgather(source, target))
-        return self._add(self.comm.Iallgatherv(source, self._parts(self._out, shares)))
+            return self.comm.Iallgather(source, target)
+        return self.comm.Iallgatherv(source, self._parts(self._out, shares))
 
-    def _gather(self, shares: Sequence[int]) -> None:
-        self._rooted(shares, self._x, self._out)
+    def _gather(self, shares: Sequence[int]) -> Any:
+        return self._rooted(shares, self._x, self._out)
 
-    def _scatter(self, shares: Sequence[int]) -> None:
-        self._rooted(shares, self._out, self._x)
+    def _scatter(self, shares: Sequence[int]) -> Any:
+        return self._rooted(shares, self._out, self._x)
 
-    def _rooted(self, shares: Sequence[int], part: Array | None, whole: Array | None) -> None:
+    def _rooted(self, shares: Sequence[int], part: Array | None, whole: Array | None) -> Any:
         """Move every member's part into the root's whole, or out of it."""
         root, gathers = self.call.root, self.call.collective == "gather"
         is_root = self.rank == root
@@ -189,22 +189,19 @@ class Collective:
             far = self._spec(whole, self.call.count) if equal else self._parts(whole, shares)
         name = ("Igather" if gathers else "Iscatter") + ("" if equal else "v")
         source, target = (near, far) if gathers else (far, near)
-        return self._add(getattr(self.comm, name)(source, target, root))
+        return getattr(self.comm, name)(source, target, root)
 
-    def _all_to_all(self, shares: Sequence[int]) -> None:
+    def _all_to_all(self, shares: Sequence[int]) -> Any:
         if address(self._x) == address(self._out):
             self._x = None if self._x is None else self._x.copy()
         receives = self.call.receives if self.call.receives is not None else shares
         if self.call.counts is None:
             source, target = (self._spec(one, self.call.count) for one in (self._x, self._out))
-            return self._add(self.comm.Ialltoall(source, target))
+            return self.comm.Ialltoall(source, target)
         source, target = self._parts(self._x, shares), self._parts(self._out, receives)
-        return self._add(self.comm.Ialltoallv(source, target))
+        return self.comm.Ialltoallv(source, target)
 
-    # --- shared code ---- -------------------------------------------------------------------------
-
-    def _add(self, request: Any) -> None:
-        self._requests.append(request)
+    # --- shared code -----------------------------------------------------------------------------
 
     def _spec(self, array: Array | None, count: int) -> list[Any]:
         assert array is not None
