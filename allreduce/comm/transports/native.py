@@ -187,10 +187,6 @@ class NativeTransport(LevelTransport, Generic[N]):
     def _leave(self) -> None:
         """Notify the others that this member leaves, and release everything."""
 
-    def payload_bytes(self) -> list[int]:
-        """Return the bytes of data sent to each member through sockets."""
-        return [0] * len(self.members)
-
     def _keep(self, work: NativeWork[N]) -> None:
         """Keep a started work: its arrays must outlive a caller that drops it without waiting."""
         self._pending.add(work)

@@ -117,9 +117,10 @@ def sent(comm: Communicator) -> int:
     """Return the bytes of data that have gone through this member's sockets."""
     transport: Any = comm._dispatch.transport
     if comm.transport == "tcp":
-        return sum(transport.payload_bytes())
+        return sum(transport._member.payload_bytes())
     levels = [level.transport for level in transport._levels.values()]
-    return sum(sum(one.payload_bytes()) for one in (transport._control, *levels))
+    over_tcp = [transport._control, *(one for one in levels if one.name == "tcp")]
+    return sum(sum(one._member.payload_bytes()) for one in over_tcp)
 
 
 def sends(comm: Communicator) -> list[str]:

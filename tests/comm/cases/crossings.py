@@ -56,10 +56,10 @@ def _mates(transport: HierarchicalTransport) -> tuple[int, ...]:
 
 def _crossed(transport: HierarchicalTransport) -> int:
     """Return the bytes of data that this member has sent to other hosts."""
-    sent = transport._control.payload_bytes()
+    sent = transport._control._member.payload_bytes()
     total = sum(count for member, count in enumerate(sent) if member not in _mates(transport))
     across: Any = transport._levels["across"].transport if "across" in transport._levels else None
-    return total if across is None else total + sum(across.payload_bytes())
+    return total if across is None else total + sum(across._member.payload_bytes())
 
 
 def _planned(transport: HierarchicalTransport, call: Call) -> int:

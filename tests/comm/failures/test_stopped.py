@@ -179,10 +179,10 @@ def _waits_for_one_that_stops_in_a_call(folder: str) -> None:
     transport: Any = comm._dispatch.transport
     x = np.ones(1 << 23, "float16")  # each needs a share that is made of everybody's
     comm.barrier()
-    before = transport.payload_bytes()
+    before = transport._member.payload_bytes()
     work = comm.all_reduce(x, async_op=True)
     if comm.rank == 1:
-        while transport.payload_bytes() == before:  # all have begun
+        while transport._member.payload_bytes() == before:  # all have begun
             pass
         os.kill(os.getpid(), signal.SIGSTOP)
     if comm.rank == 2:

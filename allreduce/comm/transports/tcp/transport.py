@@ -172,9 +172,6 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:  # noqa: ARG002
         return plan_tcp(call, self.index, self._size, self._choices)
 
-    def payload_bytes(self) -> list[int]:
-        return self._member.payload_bytes()
-
     def close_inherited(self) -> None:
         """In a forked child, close the sockets: their end of file means the parent's end."""
         super().close_inherited()
