@@ -18,7 +18,7 @@ from allreduce.cluster.resolvers.resolver import Request, Resolver
 from allreduce.cluster.resolvers.tasks import at_task
 from allreduce.cluster.spec import ClusterSpec
 from allreduce.cluster.store import SilentError, Store
-from allreduce.cluster.world import LeaderLeftError, Member, World, generations
+from allreduce.cluster.world import LeaderLeftError, Member, World
 from allreduce.errors import AllreduceError, InternalError, UsageError
 from allreduce.events import configure_logging, logger
 
@@ -45,6 +45,9 @@ PRECEDENCE: tuple[tuple[str, str], ...] = (
 )
 
 _joining = threading.Lock()
+# Of this process's next world; equal on all ranks, because they join together. After a failed join
+# the next attempt gets the same.
+_generation = 1
 
 
 def _renew() -> None:
@@ -83,6 +86,7 @@ def join(
             has joined already.
         UnsupportedError: The job spans hosts in a way that nothing here carries.
     """
+    global _generation
     with _joining:
         process_ancestry.check(os.environ)
         read = settings.load()
@@ -92,7 +96,7 @@ def join(
         if place is not None:  # for reports of long waits
             configure_logging(place, read.log_level)
         world = _resolve(request)
-        generations.count()
+        _generation += 1
     _introduce(world, read)
     return world
 
@@ -119,7 +123,7 @@ def _request(read: settings.Settings, named: dict[str, Any]) -> Request:
         named["leader"] = settings.check("LEADER", named["leader"])
     if isinstance(named["secret"], str):
         named["secret"] = named["secret"].encode()
-    request = Request.merge(read, os.environ, generations.next, **named)
+    request = Request.merge(read, os.environ, _generation, **named)
     if request.leader is not None and request.leader.startswith("/job:"):
         request = at_task(request, request.leader)
     if not request.timeout > 0:

@@ -33,20 +33,6 @@ class Member(NamedTuple):
         return self.rank if self.origin is None else self.origin
 
 
-class _Generations:
-    """Counts this process's worlds; equal on all ranks, because they join together."""
-
-    def __init__(self) -> None:
-        self.next = 1
-
-    def count(self) -> None:
-        """Count a successful join; after a failed one the next attempt gets its number."""
-        self.next += 1
-
-
-generations = _Generations()
-
-
 def _nothing() -> None:
     pass
 
@@ -141,16 +127,6 @@ class World:
             store=SubsetStore(self.store, name, known, me),
             farewell=_nothing,
         )
-
-    def scope(self, name: str) -> World:
-        """Make a world of the same members with its own part of the store.
-
-        Like a subset of all members, who keep their numbers. When all have closed it, its keys are
-        deleted.
-        """
-        known = tuple(member.world_rank for member in self.members)
-        store = SubsetStore(self.store, name, known, self.rank)
-        return replace(self, store=store, farewell=_nothing)
 
     def _check_subset(self, ranks: Sequence[int], name: str) -> None:
         where = f"[cluster] rank {self.members[self.rank].world_rank}"

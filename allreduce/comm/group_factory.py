@@ -28,7 +28,7 @@ class StorePart:
     """A communicator's part of the store, shared by this process's members."""
 
     def __init__(self, world: World, name: str, members: int) -> None:
-        self.world = world.scope(name)
+        self.world = world.subset(range(world.size), name)
         self._members = members
         self._lock = threading.Lock()
 

@@ -15,7 +15,6 @@ import pytest
 from allreduce import cluster
 from allreduce.cluster.host.interfaces import interfaces
 from allreduce.cluster.resolvers import rendezvous, slurm
-from allreduce.cluster.world import generations
 from allreduce.errors import JoinError, TimeoutError, UsageError
 from tests.cluster.conftest import Write
 from tests.cluster.processes import run_together, running
@@ -180,7 +179,9 @@ def test_the_kernel_names_the_peer() -> None:
 
 def test_a_taken_meeting_point_leaves_no_leader(monkeypatch: pytest.MonkeyPatch, job: str) -> None:
     set_task(monkeypatch, task(0, 2, job))
-    taken = rendezvous.Publisher(f"allreduce/{os.getuid()}/slurm/{job}.3/{generations.next}", b"")
+    taken = rendezvous.Publisher(
+        f"allreduce/{os.getuid()}/slurm/{job}.3/{cluster._generation}", b""
+    )
     try:
         with pytest.raises(JoinError, match="has taken the meeting point"):
             cluster.join()

@@ -65,7 +65,7 @@ def _strangers(victim: int, spare: int) -> None:
         used = len(os.listdir("/proc/self/fd")) - 1
         resource.setrlimit(resource.RLIMIT_NOFILE, (used + spare, used + spare))
     elif mine.rank == mine.size - 1:
-        store = mine.scope("world.1").store
+        store = mine.subset(range(mine.size), "world.1").store
         facts = json.loads(store.get(f"{mine.generation}/tcp/world.1/{victim}", 20))
         for _ in range(3 * spare):
             strangers.append(socket.create_connection((facts[2], facts[3])))
