@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from allreduce import devices, settings
 from allreduce.cluster import World
+from allreduce.cluster.store import ranks_text
 from allreduce.errors import UsageError, everywhere
 from allreduce.events import counted, logger
 
@@ -66,7 +67,7 @@ def plan(seen: dict[int, tuple[str, ...]], shared: bool) -> dict[int, tuple[str,
         if len(ranks) > len(all_of_them) and not shared:
             raise everywhere(
                 UsageError(
-                    f"ranks {_listed(ranks)} of this host see {counted(len(all_of_them), KIND)}, "
+                    f"{ranks_text(ranks)} of this host see {counted(len(all_of_them), KIND)}, "
                     f"too few for one each; start {counted(len(all_of_them), 'rank')} here, or let "
                     "ranks share GPUs with ALLREDUCE_SHARE_GPUS=on"
                 )
@@ -99,7 +100,3 @@ def _check_apart(groups: dict[frozenset[str], list[int]]) -> None:
                         "host, or different ones on each: set CUDA_VISIBLE_DEVICES so"
                     )
                 )
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))

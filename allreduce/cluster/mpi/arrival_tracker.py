@@ -52,12 +52,11 @@ class ArrivalTracker:
     After a failure the socket stays, as the rank may try again.
     """
 
-    def __init__(self, launched: LaunchedRank, meeting: str) -> None:
+    def __init__(self, launched: LaunchedRank) -> None:
         self.launched = launched
-        self._name = f"allreduce.{meeting}.{launched.job}"
-        own = f"\0{self._name}.{launched.rank}"
-        self._own = own
-        self._socket = _kept.pop(own) if own in _kept else _bind(own)
+        self._name = f"allreduce.join.{launched.job}"
+        self._own = f"\0{self._name}.{launched.rank}"
+        self._socket = _kept.pop(self._own) if self._own in _kept else _bind(self._own)
 
     def __enter__(self) -> ArrivalTracker:
         return self

@@ -92,7 +92,7 @@ class Mpi(Resolver):
             )
         if pmi.connected():
             _begin(Watch(found.rank, abort=_abort_unjoined, job=str(pmi.proxy())))
-        with ArrivalTracker(library.launched(found), "join") as arrivals:
+        with ArrivalTracker(library.launched(found)) as arrivals:
             return self._join(request, found, arrivals, ignored)
 
     def _join(

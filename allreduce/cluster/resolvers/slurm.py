@@ -100,7 +100,7 @@ def _join_mpi(request: Request, found: Step, ignored: str) -> World | None:
         return None
     pmix = "Open MPI" if "PMI_RANK" not in environ else "Slurm"  # for PMIx
     launched = LaunchedRank(found.rank, found.size, "SLURM_PROCID", f"{found.job}.{found.step}")
-    with ArrivalTracker(launched, "join") as arrivals:
+    with ArrivalTracker(launched) as arrivals:
         try:
             mpi = library.load(pmix, arrivals, request.timeout)
         except JoinError:

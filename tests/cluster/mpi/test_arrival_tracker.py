@@ -47,14 +47,14 @@ def pids(ranks: list[LaunchedRank]) -> Iterator[list[int]]:
 
 def test_who_has_not_come_is_late(ranks: list[LaunchedRank], pids: list[int]) -> None:
     with (
-        ArrivalTracker(ranks[1], "meeting") as here,
-        ArrivalTracker(ranks[0], "another"),
+        ArrivalTracker(ranks[1]) as here,
+        ArrivalTracker(ranks[0]._replace(job="another")),
     ):
         texts = [f"rank {rank} (process {pids[rank]} is alive)" for rank in (0, 2)]
         assert here.late() == ", ".join(texts)
         with (
-            ArrivalTracker(ranks[0], "meeting"),
-            ArrivalTracker(ranks[2], "meeting"),
+            ArrivalTracker(ranks[0]),
+            ArrivalTracker(ranks[2]),
         ):
             assert not here.late()
         assert here.late() == ", ".join(texts)
@@ -64,9 +64,7 @@ def test_who_is_stopped_is_late_though_it_has_come(
     ranks: list[LaunchedRank], pids: list[int]
 ) -> None:
     with contextlib.ExitStack() as all_come:
-        *_, here = [
-            all_come.enter_context(ArrivalTracker(launched, "meeting")) for launched in ranks
-        ]
+        *_, here = [all_come.enter_context(ArrivalTracker(launched)) for launched in ranks]
         os.kill(pids[0], signal.SIGSTOP)
         os.waitid(os.P_PID, pids[0], os.WSTOPPED)
         assert here.late() == f"rank 0 (process {pids[0]} {STOPPED})"
@@ -79,9 +77,7 @@ def test_what_a_shell_has_started_is_looked_at(ranks: list[LaunchedRank], pids: 
     listed = Path(f"/proc/{pids[2]}/task/{pids[2]}/children")
     child = int(_soon(listed.read_text))
     with contextlib.ExitStack() as all_come:
-        here, *_ = [
-            all_come.enter_context(ArrivalTracker(launched, "meeting")) for launched in ranks
-        ]
+        here, *_ = [all_come.enter_context(ArrivalTracker(launched)) for launched in ranks]
         os.kill(child, signal.SIGSTOP)
         try:
             assert _soon(here.late) == f"rank 2 (process {child} {STOPPED})"
@@ -98,8 +94,8 @@ def test_a_child_that_nobody_has_waited_for_keeps_no_rank_from_coming(
         child = Path(f"/proc/{_soon(listed.read_text).strip()}/stat")
         _soon(lambda: child.read_text() if ") Z" in child.read_text() else "")
         with (
-            ArrivalTracker(ranks[0], "meeting"),
-            ArrivalTracker(ranks[1], "meeting") as here,
+            ArrivalTracker(ranks[0]),
+            ArrivalTracker(ranks[1]) as here,
         ):
             assert not here.late()
         rank.kill()
@@ -111,7 +107,7 @@ def test_a_wait_does_not_count_how_long_its_process_was_stopped(tmp_path: Path) 
         "import time\n"
         "from allreduce.cluster.mpi.arrival_tracker import ArrivalTracker, LaunchedRank\n"
         f"launched = LaunchedRank(0, 2, 'A_RANK', '{uuid.uuid4()}')\n"
-        "with ArrivalTracker(launched, 'meeting').watch(1.5):\n"
+        "with ArrivalTracker(launched).watch(1.5):\n"
         "    print('waits', flush=True)\n"
         "    for _ in range(5): time.sleep(0.1)\n"
     )
@@ -134,12 +130,12 @@ def _soon(look: Callable[[], str]) -> str:
 
 def test_who_has_failed_to_meet_has_come(ranks: list[LaunchedRank], pids: list[int]) -> None:
     everybody = f"rank 0 (process {pids[0]} is alive), rank 1 (process {pids[1]} is alive)"
-    with ArrivalTracker(ranks[2], "meeting") as here:
+    with ArrivalTracker(ranks[2]) as here:
         assert here.late() == everybody
-        with contextlib.suppress(ValueError), ArrivalTracker(ranks[1], "meeting"):
+        with contextlib.suppress(ValueError), ArrivalTracker(ranks[1]):
             raise ValueError
         assert here.late() == everybody.partition(",")[0]
-        with ArrivalTracker(ranks[1], "meeting"):  # again
+        with ArrivalTracker(ranks[1]):  # again
             assert here.late() == everybody.partition(",")[0]
         assert here.late() == everybody
 
@@ -152,8 +148,8 @@ def test_one_rank_tells_of_a_wait_where_the_launcher_is_unknown(
     monkeypatch.setattr(waiting, "WARN_SECONDS", 0.1)
     *_, first, second = [launched._replace(launcher=0) for launched in ranks]
     with (
-        ArrivalTracker(second, "meeting") as later,
-        ArrivalTracker(first, "meeting") as here,
+        ArrivalTracker(second) as later,
+        ArrivalTracker(first) as here,
         later.watch(60),
         here.watch(60),
     ):

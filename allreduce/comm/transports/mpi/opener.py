@@ -91,7 +91,7 @@ def _library(world: World, local_members: int, timeout: float) -> Any:
             "another transport"
         )
     if world.size == 1 and found.size == 1:  # such a world needs no MPI, and has not loaded it
-        with ArrivalTracker(library.launched(found), "join") as arrivals:
+        with ArrivalTracker(library.launched(found)) as arrivals:
             return library.load(found.family, arrivals, timeout)
     mpi = library.imported()
     if not mpi.Is_initialized() or mpi.Is_finalized():

@@ -123,7 +123,8 @@ class Watch:
         """Watch a call that was just enqueued."""
         call = Enqueued(event, text, number, is_message, time.monotonic())
         self._calls.append(call)  # without the lock, which a look may hold for milliseconds
-        _wake()
+        if _idle:
+            _new.set()
         return call
 
     def look(self) -> None:
@@ -239,7 +240,8 @@ class Watch:
         """Stop watching."""
         with self._lock:
             self.closed = True
-        _forget(self)
+        _watched.pop(id(self), None)
+        _new.set()
 
     def _find(self) -> None:
         self._drop_ended()
@@ -368,19 +370,9 @@ def add(watch: Watch) -> None:
             _thread.start()
 
 
-def _forget(watch: Watch) -> None:
-    _watched.pop(id(watch), None)
-    _new.set()
-
-
 def _watches() -> list[Watch]:
     found = (reference() for reference in list(_watched.values()))
     return [each for each in found if each is not None]
-
-
-def _wake() -> None:
-    if _idle:
-        _new.set()
 
 
 def _look(watches: Sequence[Watch]) -> bool:
