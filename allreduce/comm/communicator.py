@@ -17,7 +17,7 @@ from allreduce.comm.calls.plan import Plan
 from allreduce.comm.core import lifecycle
 from allreduce.comm.core.transport import DeviceTransport, Transport, Work
 from allreduce.comm.dispatch import Dispatcher, fast_path
-from allreduce.comm.group_factory import GroupFactory, several_per_process
+from allreduce.comm.group_factory import GroupFactory
 from allreduce.devices import Device
 from allreduce.keywords import explain
 
@@ -78,7 +78,7 @@ class Communicator:
         self.local_size = local_size
         self.transport = transport.name
         self._dispatch = Dispatcher(transport, name=name, label=label, rank=rank, size=size)
-        self._groups: GroupFactory[Communicator] | None = None  # set by open_members
+        self._groups: GroupFactory[Communicator]  # set by open_members
         self._closer = threading.Lock()  # acquired, and never released, by the first `close`
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -318,7 +318,7 @@ class Communicator:
             MismatchError: Members name different transports.
             UnsupportedError: A process may have several members here.
         """
-        return self._factory("split").split(color, key, transport)
+        return self._groups.split(color, key, transport)
 
     def group(self, ranks: Sequence[int], *, transport: str | None = None) -> Communicator | None:
         """Make a communicator of some members; a collective call among them.
@@ -338,7 +338,7 @@ class Communicator:
             PeerLostError: A member has died.
             UnsupportedError: A process may have several members here.
         """
-        return self._factory("group").group(ranks, transport)
+        return self._groups.group(ranks, transport)
 
     @property
     def local(self) -> Communicator:
@@ -346,7 +346,7 @@ class Communicator:
 
         Made on first access, which is a collective call of its members.
         """
-        return self._factory("local").local()
+        return self._groups.local()
 
     @property
     def across(self) -> Communicator:
@@ -355,12 +355,7 @@ class Communicator:
         Made on first access, which is a collective call of its members, and closed with this
         communicator. A host with fewer members has none in the last of these communicators.
         """
-        return self._factory("across").across()
-
-    def _factory(self, call: str) -> GroupFactory[Communicator]:
-        if self._groups is None:
-            raise several_per_process(self._dispatch.where, call)
-        return self._groups
+        return self._groups.across()
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = "float32") -> NDArray[Any]:
         """Allocate an array of zeros in symmetric memory; a collective call.
@@ -474,8 +469,7 @@ class Communicator:
         dispatch.closed, dispatch.fast_path = True, None
         with contextlib.ExitStack() as stack:  # run all of them, even if one fails
             stack.callback(lifecycle.remove, dispatch.transport)
-            if self._groups is not None:
-                self._groups.close(stack, drain, first)
+            self._groups.close(stack, drain, first)
             stack.callback(dispatch.transport.close, drain)
             if drain and not dispatch.transport.dead:
                 stack.callback(dispatch.finish_compound)

@@ -63,7 +63,7 @@ class Dispatcher:
         # Native methods read this attribute and pass plain arrays to it.
         host = transport.on_host
         self.fast_path = host.native if isinstance(host, FastTransport) else None
-        self.store: Store | None = None  # for texts that members exchange outside calls
+        self.store: Store  # for texts that members exchange outside calls; set by open_members
         self.closed = False
         self._thread = threading.local()  # `starts`: whether this thread's call has been checked
         # Held to start a call, or to make a compound call without interleaving.

@@ -155,7 +155,11 @@ class GroupFactory(Generic[C]):
         self._dispatch.transport.admit()
         self._dispatch.check_open()
         if self._world.size != self._dispatch.size:
-            raise several_per_process(self._dispatch.where, call)
+            raise UnsupportedError(
+                f"{self._dispatch.where}: {call} makes communicators of processes, but here a "
+                "process may have several members; use one of one member per process, as "
+                "allreduce.init() makes it"
+            )
 
     def _divide(self, context: Context, mine: list[Any]) -> tuple[list[int], str] | None:
         """Find the ranks of this member's color, in their order, and name their communicator.
@@ -201,14 +205,6 @@ class GroupFactory(Generic[C]):
     def _make(self, ranks: Sequence[int], name: str, transport: str | None) -> C:
         world = self._world.subset(ranks, name)
         return self._open(world, name=name, timeout=self._timeout, transport=transport)
-
-
-def several_per_process(where: str, call: str) -> UnsupportedError:
-    """Return the error of a call that makes groups where a process may have several members."""
-    return UnsupportedError(
-        f"{where}: {call} makes communicators of processes, but here a process may have several "
-        "members; use one of one member per process, as allreduce.init() makes it"
-    )
 
 
 def _fits_64_bits(number: Any) -> bool:

@@ -140,15 +140,14 @@ def _item_named(comm: Dispatcher, request: Request) -> Iterator[None]:
     try:
         yield
     except MismatchError as error:
-        if not error.lists or comm.store is None:
+        if not error.lists:
             raise
-        store = comm.store
         own = json.dumps([call_text.array_text(each.dtype, each.shape) for each in request.arrays])
         found: list[list[str]] = []
         with contextlib.suppress(AllreduceError, SilentError):  # the mismatch is raised instead
-            store.post(f"lists/{comm.rank}", own.encode())
+            comm.store.post(f"lists/{comm.rank}", own.encode())
             for rank, _ in error.lists:
-                data = store.try_get(f"lists/{rank}", _POLL_SECONDS, _LIST_SECONDS)
+                data = comm.store.try_get(f"lists/{rank}", _POLL_SECONDS, _LIST_SECONDS)
                 found.append(json.loads(data or "[]"))
         if len(found) < len(error.lists):
             raise
