@@ -136,9 +136,9 @@ def _is_ours(frame: FrameType) -> bool:
 def leave_out_library(error: BaseException) -> None:
     """Have a traceback end at the last frame of other code, such as the user's.
 
-    `python -X dev` shows all frames.
+    That of a bug stays whole, and `python -X dev` shows all frames.
     """
-    if sys.flags.dev_mode:
+    if sys.flags.dev_mode or isinstance(error, InternalError):
         return
     last, trace = None, error.__traceback__
     while trace is not None:

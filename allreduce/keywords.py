@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, ClassVar, TypeVar, cast
 
-from allreduce.errors import UsageError, leave_out_library, unknown_name
+from allreduce.errors import AllreduceError, UsageError, leave_out_library, unknown_name
 
 # The kinds of parameters that can be given by name.
 NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
@@ -21,8 +21,8 @@ T = TypeVar("T")
 def explain(elsewhere: Mapping[str, str] = _NONE) -> Callable[[F], F]:
     """Decorate a public function so that a call that does not fit raises an error with a remedy.
 
-    A call that fits costs 0.1 µs more. Tracebacks of other mistakes, and of Ctrl-C, end at the last
-    frame of the user's code.
+    A call that fits costs 0.1 µs more. Tracebacks of the library's other errors, and of Ctrl-C, end
+    at the last frame of the user's code.
 
     Args:
         elsewhere: Arguments of other libraries' function of this name, and what to do instead.
@@ -40,7 +40,7 @@ def explain(elsewhere: Mapping[str, str] = _NONE) -> Callable[[F], F]:
                         _refuse_call(function, args, named, elsewhere)
                         leave_out_library(error)
                     raise
-            except (KeyboardInterrupt, UsageError) as error:
+            except (KeyboardInterrupt, AllreduceError) as error:
                 leave_out_library(error)
                 raise
 

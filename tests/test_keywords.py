@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import allreduce as ar
+from allreduce.cluster.store import LocalStore
 from allreduce.keywords import explain
 
 untyped: Any = ar
@@ -90,6 +91,12 @@ def test_an_argument_that_does_not_exist_is_answered_with_the_one_that_was_meant
 def test_the_traceback_of_a_mistake_ends_at_the_call(call: Any) -> None:
     with pytest.raises(ar.UsageError) as caught:
         call()
+    assert caught.traceback[-1].path == Path(__file__)
+
+
+def test_the_traceback_of_a_failure_ends_at_the_call() -> None:
+    with pytest.raises(ar.TimeoutError) as caught:
+        explain()(LocalStore().get)("never", 0.0)
     assert caught.traceback[-1].path == Path(__file__)
 
 

@@ -35,7 +35,6 @@ from allreduce.cluster.store import ENDING, VICTIM
 from allreduce.cluster.world import World
 from allreduce.errors import (
     AllreduceError,
-    InternalError,
     MismatchError,
     PeerLostError,
     UsageError,
@@ -126,7 +125,7 @@ class Watch:
         """End the job by an uncaught exception, which `show` prints."""
         try:
             for each in traces.causes(error):
-                if isinstance(each, AllreduceError) and not isinstance(each, InternalError):
+                if isinstance(each, AllreduceError):
                     leave_out_library(each)
             if isinstance(error, PeerLostError):
                 if self._launched and self._world is not None:  # the launcher waits for this
