@@ -23,7 +23,6 @@ with importing():
 
     from allreduce import settings
     from allreduce.cluster.launcher import cluster_job, job
-    from allreduce.cluster.launcher.children import python
     from allreduce.errors import AllreduceError
 
 
@@ -63,8 +62,8 @@ def _job(
     if cluster is None:
         assert processes is not None
         return job.Job(command, processes, grace)
-    jobs, serving = cluster_job.parse(cluster), python(["-m", "allreduce.server"])
-    return cluster_job.ClusterJob(jobs, command, serving, grace, restarts)
+    serving = [sys.executable, "-m", "allreduce.server"]
+    return cluster_job.ClusterJob(cluster_job.parse(cluster), command, serving, grace, restarts)
 
 
 def launch(
@@ -106,7 +105,7 @@ def launch(
         read = settings.load()
         _check_transport(read.transport)
         grace = read.grace if grace is None else grace
-        whole = python([*(["-m"] if module else []), *command])
+        whole = [sys.executable, *(["-m"] if module else []), *command]
         code = _job(whole, processes, cluster, restarts, grace).run()
     except AllreduceError as error:
         sys.stderr.buffer.write(job.line(str(error)))

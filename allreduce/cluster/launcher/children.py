@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -175,11 +174,6 @@ def environment(own: Mapping[str, object]) -> Callable[[bytes], dict[str, str]]:
         return environment | {"PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
 
     return build
-
-
-def python(arguments: Sequence[str]) -> list[str]:
-    """Return the command that runs this interpreter with `arguments`."""
-    return [sys.executable, *arguments]
 
 
 class Signals:

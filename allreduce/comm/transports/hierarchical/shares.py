@@ -14,14 +14,10 @@ from allreduce.comm.transports.hierarchical.steps import Builder, Part, shifted
 Shares = Sequence[Part]  # of every member, in the joined array
 
 
-def _carried(build: Builder, lane: int, host: int) -> tuple[int, ...]:
-    return build.layout.carried(host, lane)
-
-
 def _order(build: Builder, lane: int) -> list[int]:
     """Return the members whose shares a lane carries, in the lane's order."""
     hosts = build.layout.lane(lane)
-    return [member for host in hosts for member in _carried(build, lane, host)]
+    return [member for host in hosts for member in build.layout.carried(host, lane)]
 
 
 def total(shares: Shares, members: Sequence[int]) -> int:
@@ -30,7 +26,7 @@ def total(shares: Shares, members: Sequence[int]) -> int:
 
 def _by_host(build: Builder, lane: int, shares: Shares) -> list[int]:
     """Return the elements of each host that a lane carries."""
-    return [total(shares, _carried(build, lane, host)) for host in build.layout.lane(lane)]
+    return [total(shares, build.layout.carried(host, lane)) for host in build.layout.lane(lane)]
 
 
 def _by_position(build: Builder, shares: Shares) -> list[int]:
@@ -67,7 +63,7 @@ def reduce_scatter(build: Builder, shares: Shares, mine: Part) -> None:
         held = build.allocate(counts[position])
         build.step("in", "reduce_scatter", sum(counts), sorted_x, held, counts=counts)
     hands_on = len(build.mates) > lanes
-    own = _carried(build, position, build.host) if position < lanes else ()
+    own = build.layout.carried(build.host, position) if position < lanes else ()
     result = mine if not (hands_on or build.wide) else build.allocate(total(shares, own))
     if position < lanes:
         counts = _by_host(build, position, shares)
@@ -101,7 +97,7 @@ def all_gather(build: Builder, shares: Shares, mine: Part) -> None:
         mine: This member's, in `x`.
     """
     lanes, position, held = build.layout.lanes, build.position, mine
-    own = _carried(build, position, build.host) if position < lanes else ()
+    own = build.layout.carried(build.host, position) if position < lanes else ()
     if len(build.mates) > lanes:
         held = build.allocate(total(shares, own))
         counts = [0] * len(build.mates)
