@@ -9,8 +9,8 @@
 namespace allreduce {
 namespace {
 
-// Elements of a tile. A handful of float tiles and the prefetched next ones fill only a part of a
-// level-1 cache of 32 KiB, and stores past the caches stay close together.
+// Elements of a tile. A handful of float tiles fill only a part of a level-1 cache of 32 KiB, and
+// stores past the caches stay close together.
 constexpr std::size_t kTile = 384;
 // Elements of a tile of a fully fused chain, which keeps nothing in tiles: starting a fused kernel
 // takes 50 ns or more, as long as half of 384 floats.
@@ -67,11 +67,6 @@ BoundChain::BoundChain(const Chain& chain, const ElementwiseKernels& kernels,
   merge_axes();
   choose_ways();
   add_steps(chain);
-  for (std::size_t i = 0; i < sources_.size(); ++i) {
-    const std::size_t bytes = tile_ * sources_[i].size;
-    if (sources_[i].way == Way::direct && elements_ > tile_ && !is_fused_)
-      fetched_.push_back({i, bytes, padded((bytes + steps_.size() - 1) / steps_.size())});
-  }
 }
 
 // The index of an operand: an input, or after the inputs an earlier operation's tile.

@@ -128,10 +128,6 @@ class BoundChain {
     std::vector<std::size_t> others = {};  // their other operands
   };
 
-  struct Fetched {
-    std::size_t source, bytes, share;  // of a tile, and the part prefetched per step
-  };
-
   void merge_axes();
   void choose_ways();
   void add_steps(const Chain& chain);
@@ -146,14 +142,12 @@ class BoundChain {
                  std::size_t n, bool streams) const;
   void run_tile(char* out, const char* const* operands, char* scratch, std::size_t n,
                 bool streams) const;
-  void fetch_share(const char* const* operands, std::size_t index) const;
 
   const ElementwiseKernels* kernels_;
   bool is_fused_ = false;  // whether the whole chain is one fused step
   std::vector<std::size_t> shape_;
   std::vector<Source> sources_;
   std::vector<Step> steps_;
-  std::vector<Fetched> fetched_;    // the sources to prefetch: read directly, in several tiles
   std::vector<std::size_t> tiles_;  // offset in scratch memory of each operation's value
   std::size_t elements_ = 1, row_ = 1, tile_ = 0, out_size_, scratch_ = 0;
 };

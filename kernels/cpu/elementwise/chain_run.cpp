@@ -73,16 +73,6 @@ void BoundChain::lay_out(char* tile, const Source& source, const char* data, std
   }
 }
 
-// Prefetches a part of the next tile's inputs during this tile: the processor prefetches within a
-// page only, and each tile lies in another page.
-void BoundChain::fetch_share(const char* const* operands, std::size_t index) const {
-  for (const Fetched& each : fetched_) {
-    const char* next = operands[each.source] + each.bytes;
-    const std::size_t end = std::min(each.bytes, (index + 1) * each.share);
-    for (std::size_t at = index * each.share; at < end; at += kLine) __builtin_prefetch(next + at);
-  }
-}
-
 void BoundChain::run_fused(char* to, const Step& step, const char* const* operands,
                            const char* scratch, std::size_t n, bool streams) const {
   const auto found = [&](std::size_t read) {
@@ -102,7 +92,6 @@ void BoundChain::run_tile(char* out, const char* const* operands, char* scratch,
   const std::size_t inputs = sources_.size();
   for (std::size_t index = 0; index < steps_.size(); ++index) {
     const Step& step = steps_[index];
-    fetch_share(operands, index);
     const bool is_last = index + 1 == steps_.size();
     char* to = is_last ? out : scratch + step.tile;
     if (step.fused) {
