@@ -12,15 +12,13 @@ constexpr std::uint64_t kInLine = 8;
 
 }  // namespace
 
-Execution::Execution(std::shared_ptr<Work> work, Plan plan, Wires& wires, int me, int members,
-                     std::uint64_t urgency)
+Execution::Execution(std::shared_ptr<Work> work, Plan plan, Wires& wires, int me, int members)
     : work_(std::move(work)),
       plan_(std::move(plan)),
       windowed_(plan_.windowed()),
       wires_(wires),
       me_(me),
       members_(members),
-      urgency_(urgency),
       remote_key_(work_->key) {
   for (std::size_t i = 0; i < plan_.stages.size(); ++i) {
     const Stage& stage = plan_.stages[i];
@@ -203,7 +201,6 @@ void Execution::transmit(std::size_t index, std::size_t link, const Ready& ready
   frame.hold = ready.hold;
   frame.execution = shared_from_this();
   frame.stage = index;
-  frame.urgency = urgency_;
   wires_.send_data(stage.to[link].peer, std::move(frame));
 }
 

@@ -25,8 +25,7 @@ class Wires {
 
 class Execution : public std::enable_shared_from_this<Execution> {
  public:
-  Execution(std::shared_ptr<Work> work, Plan plan, Wires& wires, int me, int members,
-            std::uint64_t urgency);
+  Execution(std::shared_ptr<Work> work, Plan plan, Wires& wires, int me, int members);
 
   // All members have agreed: sends what begins here.
   void begin();
@@ -87,7 +86,6 @@ class Execution : public std::enable_shared_from_this<Execution> {
   Wires& wires_;
   const int me_;
   const int members_;
-  const std::uint64_t urgency_;
   std::uint64_t remote_key_;
   bool begun_ = false;
   bool granted_ = false;

@@ -170,7 +170,7 @@ void Member::match(const std::shared_ptr<Work>& work, Arrival arrival) {
     return work->settle(State::done);
   }
   const auto execution =
-      std::make_shared<Execution>(work, make_plan(request, me_, n_), *this, me_, n_, started_);
+      std::make_shared<Execution>(work, make_plan(request, me_, n_), *this, me_, n_);
   exchanges_[work->key] = execution;
   header.offset = work->key;
   send_control(arrival.source, header);
@@ -183,8 +183,8 @@ bool Member::take_accept(int from, const Header& header) {
   if (found == offers_.end() || found->second->request.call.root != from) return false;
   const auto work = found->second;
   offers_.erase(found);
-  const auto execution = std::make_shared<Execution>(work, make_plan(work->request, me_, n_), *this,
-                                                     me_, n_, started_);
+  const auto execution =
+      std::make_shared<Execution>(work, make_plan(work->request, me_, n_), *this, me_, n_);
   exchanges_[work->key] = execution;
   execution->address(header.offset);
   execution->begin();

@@ -18,8 +18,6 @@ namespace {
 
 // Frames that one system call may take.
 constexpr std::size_t kBatch = 16;
-// Bytes of frames that a more urgent one can no longer overtake.
-constexpr std::size_t kCommitted = 512 << 10;
 // Bytes after which the other connections get their turn.
 constexpr std::size_t kTurn = 2 << 20;
 // The kernel finds an unreachable host after 25 s: it probes an idle connection after 10 s, then 3
@@ -49,15 +47,9 @@ Connection::Connection(int fd, int peer, int channel) : fd_(fd), peer_(peer), ch
 
 Connection::~Connection() { close(fd_); }
 
-void Connection::queue(Outgoing frame) {
-  frame.order = order_++;
-  waiting_.push(std::move(frame));
-}
-
 void Connection::forget() {
-  waiting_ = {};
-  wire_.clear();
-  wire_bytes_ = sent_ = 0;
+  waiting_.clear();
+  sent_ = 0;
 }
 
 bool Connection::delivered() const {
@@ -66,13 +58,7 @@ bool Connection::delivered() const {
 }
 
 Flow Connection::send(Owner& owner) {
-  for (;;) {
-    while (wire_.size() < kBatch && wire_bytes_ < kCommitted && !waiting_.empty()) {
-      wire_.push_back(std::move(const_cast<Outgoing&>(waiting_.top())));
-      waiting_.pop();
-      wire_bytes_ += wire_.back().bytes();
-    }
-    if (wire_.empty()) return Flow::open;
+  while (!waiting_.empty()) {
     std::array<iovec, 2 * kBatch> parts;
     std::size_t used = 0, skip = sent_;
     const auto add = [&](const void* from, std::size_t bytes) {
@@ -81,7 +67,8 @@ Flow Connection::send(Owner& owner) {
       if (bytes > skipped)
         parts[used++] = {static_cast<char*>(const_cast<void*>(from)) + skipped, bytes - skipped};
     };
-    for (const Outgoing& frame : wire_) {
+    for (std::size_t i = 0; i < std::min(kBatch, waiting_.size()); ++i) {
+      const Outgoing& frame = waiting_[i];
       add(&frame.header, sizeof(Header));
       add(frame.payload(), frame.header.length);
     }
@@ -94,14 +81,14 @@ Flow Connection::send(Owner& owner) {
       return again(errno) ? Flow::open : Flow::broken;
     }
     sent_ += static_cast<std::size_t>(count);
-    while (!wire_.empty() && sent_ >= wire_.front().bytes()) {
-      const Outgoing frame = std::move(wire_.front());
-      wire_.pop_front();
+    while (!waiting_.empty() && sent_ >= waiting_.front().bytes()) {
+      const Outgoing frame = std::move(waiting_.front());
+      waiting_.pop_front();
       sent_ -= frame.bytes();
-      wire_bytes_ -= frame.bytes();
       owner.sent(frame);
     }
   }
+  return Flow::open;
 }
 
 // Looks a complete header over; finds the place of its payload.

@@ -1,11 +1,11 @@
-// One socket to a peer: frames out, in order of urgency; frames in, straight to where they belong.
+// One socket to a peer: frames out, in order; frames in, straight to where they belong.
 #pragma once
 
 #include <sys/types.h>
 
 #include <deque>
 #include <memory>
-#include <queue>
+#include <utility>
 #include <vector>
 
 #include "tcp/calls/staging.h"
@@ -23,8 +23,6 @@ struct Outgoing {
   Block hold;                            // where `data` lies, if it is staged
   std::shared_ptr<Execution> execution;  // told when the frame is sent
   std::size_t stage = 0;                 // its index in the execution
-  std::uint64_t urgency = 0;             // lower first
-  std::uint64_t order = 0;
 
   std::size_t bytes() const { return sizeof(Header) + header.length; }
   const std::byte* payload() const { return own.empty() ? data : own.data(); }
@@ -62,8 +60,8 @@ class Connection {
   int peer() const { return peer_; }
   int channel() const { return channel_; }
 
-  void queue(Outgoing frame);
-  bool idle() const { return wire_.empty() && waiting_.empty(); }
+  void queue(Outgoing frame) { waiting_.push_back(std::move(frame)); }
+  bool idle() const { return waiting_.empty(); }
   // Drops unsent frames: no array is read any more.
   void forget();
   // Sends as much as the socket takes.
@@ -79,11 +77,6 @@ class Connection {
   std::vector<std::byte> control;  // payload of an incoming control frame
 
  private:
-  struct Later {
-    bool operator()(const Outgoing& a, const Outgoing& b) const {
-      return a.urgency != b.urgency ? a.urgency > b.urgency : a.order > b.order;
-    }
-  };
   bool accept_header(Owner& owner);
   ssize_t read_some(Header& next);
   bool advance(Owner& owner, std::size_t got, const Header& next);
@@ -93,11 +86,8 @@ class Connection {
   const int peer_;
   const int channel_;
 
-  std::priority_queue<Outgoing, std::vector<Outgoing>, Later> waiting_;
-  std::deque<Outgoing> wire_;  // the first of them is `sent_` bytes on its way
+  std::deque<Outgoing> waiting_;  // the first of them is `sent_` bytes on its way
   std::size_t sent_ = 0;
-  std::size_t wire_bytes_ = 0;
-  std::uint64_t order_ = 0;
 
   Header header_;
   std::size_t header_got_ = 0;
