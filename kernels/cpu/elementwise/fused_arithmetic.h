@@ -1,5 +1,10 @@
 // Fused arithmetic: several operations of a chain, each on the previous one's value, in registers.
 // The results are bitwise NumPy's. Only for files compiled once per KERNEL_LEVEL.
+//
+// It is for chains of sums and products, not for training steps. Eight operations with numbers
+// (benchmarks/workloads/chain.py) take on 10⁷ floats 2.2 ms instead of 8.1, on 10⁵ 38 us instead of
+// 85 (Zen 4); steps of an MLP and of a convolutional net, also with gelu and normalisations by
+// hand, 1 % more or less.
 #pragma once
 
 #include <cstddef>
