@@ -111,9 +111,9 @@ class Requests:
 
 
 def raise_failure(frame: Frame, task: str) -> NoReturn:
-    """Raise the error that a task has answered with, and its traceback as a note."""
+    """Raise the error that a task has answered with; a note has the task, and its traceback."""
     error = described_error(frame.about.error_kind, frame.about.error)
-    error.add_note(f"raised by {task}:\n{''.join(frame.about.names)}")
+    error.add_note("\n".join([f"raised by {task}", *frame.about.names]))
     raise error
 
 

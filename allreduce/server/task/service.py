@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,8 +11,9 @@ from typing import Any
 from allreduce.cluster.host import machine
 from allreduce.cluster.leader.proof import NONCE_BYTES, digest, proves
 from allreduce.cluster.leader.rpc import grpc
+from allreduce.cluster.process import traces
 from allreduce.devices.names import DeviceName
-from allreduce.errors import AllreduceError, PeerLostError
+from allreduce.errors import AllreduceError, InternalError, PeerLostError
 from allreduce.graph.partition.tasks import task_name
 from allreduce.server.protocol import task_pb2 as pb
 from allreduce.server.protocol import task_pb2_grpc
@@ -196,9 +196,10 @@ class Service(task_pb2_grpc.TaskServicer):
 
 
 def failure(error: Exception, request: int) -> Frame:
-    """Describe an error for the client."""
-    shown = "".join(traceback.format_exception(error))
-    about = pb.Description(error=_text(error), error_kind=type(error).__name__, names=[shown])
+    """Describe an error for the client: with the traceback, unless its message says it all."""
+    known = isinstance(error, AllreduceError) and not isinstance(error, InternalError)
+    shown = [] if known else [traces.text(error)]
+    about = pb.Description(error=_text(error), error_kind=type(error).__name__, names=shown)
     return Frame(pb.FAILED, about, request)
 
 
