@@ -55,43 +55,24 @@ def _refuse_call(
     named: Mapping[str, Any],
     elsewhere: Mapping[str, str],
 ) -> None:
-    takes = function
-    if function.__name__ == "__init__":  # maybe that of a private base of the class that is made
-        takes, args = next(each for each in type(args[0]).__mro__ if _is_ours(each)), args[1:]
-    taken = inspect.signature(takes).parameters.values()
+    what = function.__name__
+    if what == "__init__":  # maybe that of a private base of the class that is made
+        what = next(each for each in type(args[0]).__mro__ if _is_ours(each)).__name__
+    taken = inspect.signature(function).parameters.values()
+    known = [each.name for each in taken if each.kind in NAMED and each.name != "self"]
+    by_name = [f"{each.name}=" for each in taken if each.kind is each.KEYWORD_ONLY]
     if all(each.kind is not each.VAR_KEYWORD for each in taken):
-        refuse(takes, named, elsewhere)
-    places = [each for each in taken if each.kind is each.POSITIONAL_OR_KEYWORD]
-    names = [f"{each.name}=" for each in taken if each.kind is each.KEYWORD_ONLY]
-    if names and len(args) > len(places):
-        raise UsageError(
-            f"{takes.__name__} takes {', '.join(names)} by name, not by position"
-        ) from None
-
-
-def refuse(
-    takes: Callable[..., Any], named: Mapping[str, Any], elsewhere: Mapping[str, str] = _NONE
-) -> None:
-    """Refuse keywords that a function or class does not take.
-
-    Args:
-        named: The keywords of a call; those that it takes may be among them.
-        elsewhere: Arguments of other libraries, and what to do instead.
-
-    Raises:
-        UsageError: There is one; the message says what to do instead, or suggests the nearest.
-    """
-    known = inspect.signature(takes).parameters.values()
-    names = [each.name for each in known if each.kind in NAMED and each.name != "self"]
-    for name in named:
-        if name not in names:
-            raise unknown_argument(takes.__name__, name, names, elsewhere) from None
+        for name in named:
+            if name not in known:
+                raise unknown_argument(what, name, known, elsewhere) from None
+    if by_name and len(args) > len(taken) - len(by_name):
+        raise UsageError(f"{what} takes {', '.join(by_name)} by name, not by position") from None
 
 
 def unknown_argument(
     what: str, name: str, known: Iterable[str], elsewhere: Mapping[str, str]
 ) -> UsageError:
-    """Build the error for a keyword that `what` does not take; see `refuse`."""
+    """Build the error for a keyword that `what` does not take."""
     if name in elsewhere:
         return UsageError(f"{what} takes no {name}=: {elsewhere[name]}")
     return unknown_name("argument", name, known, what)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
-from inspect import signature
 from itertools import count
 from os import PathLike
 from typing import Any, Literal
@@ -25,7 +24,7 @@ from allreduce.cluster.host.address import split
 from allreduce.cluster.host.waiting import Wait
 from allreduce.devices import logical_devices
 from allreduce.devices.options import start_logging
-from allreduce.errors import UnsupportedError, UsageError, unknown_name
+from allreduce.errors import UnsupportedError, UsageError
 from allreduce.events import logger
 from allreduce.graph import device
 from allreduce.graph.core import seed
@@ -90,9 +89,6 @@ class ParameterServerStrategy(Strategy):
         if dense not in ("parameter_server", "all_reduce"):
             raise UsageError(f'dense is "parameter_server" or "all_reduce", not {dense!r}')
         if dense == "parameter_server":
-            taken = [each for each in signature(cls.__init__).parameters if each != "self"]
-            for name in sorted(set(options).difference(taken)):
-                raise unknown_name("argument", name, taken, cls.__name__)
             return super().__new__(cls)
         known = ("checkpoint", "checkpoint_every", "timeout")
         wrong = sorted(set(options).difference(known))
