@@ -12,9 +12,9 @@ constexpr std::uint64_t kInLine = 8;
 
 }  // namespace
 
-Execution::Execution(std::shared_ptr<Work> work, Plan plan, Wires& wires, int me, int members)
+Execution::Execution(std::shared_ptr<Work> work, Wires& wires, int me, int members)
     : work_(std::move(work)),
-      plan_(std::move(plan)),
+      plan_(make_plan(work_->request, me, members)),
       windowed_(plan_.windowed()),
       wires_(wires),
       me_(me),

@@ -25,7 +25,7 @@ class Wires {
 
 class Execution : public std::enable_shared_from_this<Execution> {
  public:
-  Execution(std::shared_ptr<Work> work, Plan plan, Wires& wires, int me, int members);
+  Execution(std::shared_ptr<Work> work, Wires& wires, int me, int members);
 
   // All members have agreed: sends what begins here.
   void begin();

@@ -31,13 +31,8 @@ void Member::start_send(const std::shared_ptr<Work>& work) {
     Arrival arrival{
         me_, work->key, request.tag, request.call.type, request.call.count, request.signature,
         {},  true,      work};
-    const auto receiver = std::find_if(receives_.begin(), receives_.end(), [&](const auto& one) {
-      return fits(one->request, me_, request.tag);
-    });
-    if (receiver == receives_.end()) return arrivals_.push_back(std::move(arrival));
-    const auto taken = *receiver;
-    receives_.erase(receiver);
-    return match(taken, std::move(arrival));
+    if (const auto receiver = take_receiver(arrival)) return match(receiver, std::move(arrival));
+    return arrivals_.push_back(std::move(arrival));
   }
   if (peer(to).left) {
     offers_[work->key] = work;  // so that it fails with the rest
@@ -122,14 +117,21 @@ bool Member::take_message(int from, const Header& header, const std::vector<std:
   // Divided, not multiplied: the count may be anything.
   if (arrival.offered ? bytes != 0 : bytes % element != 0 || bytes / element != arrival.count)
     return false;
-  const auto receiver = std::find_if(receives_.begin(), receives_.end(), [&](const auto& work) {
-    return fits(work->request, from, arrival.tag);
-  });
-  if (receiver == receives_.end()) return keep(std::move(arrival));
-  const auto work = *receiver;
-  receives_.erase(receiver);
-  match(work, std::move(arrival));
+  const auto receiver = take_receiver(arrival);
+  if (!receiver) return keep(std::move(arrival));
+  match(receiver, std::move(arrival));
   return true;
+}
+
+// The first recv that takes a message, which waits no more; null if none does.
+std::shared_ptr<Work> Member::take_receiver(const Arrival& arrival) {
+  const auto found = std::find_if(receives_.begin(), receives_.end(), [&](const auto& one) {
+    return fits(one->request, arrival.source, arrival.tag);
+  });
+  if (found == receives_.end()) return nullptr;
+  const auto receiver = *found;
+  receives_.erase(found);
+  return receiver;
 }
 
 // Keeps a message until it has a receiver. False: its sender has more of them here than it may.
@@ -169,8 +171,7 @@ void Member::match(const std::shared_ptr<Work>& work, Arrival arrival) {
     send_control(arrival.source, header);
     return work->settle(State::done);
   }
-  const auto execution =
-      std::make_shared<Execution>(work, make_plan(request, me_, n_), *this, me_, n_);
+  const auto execution = std::make_shared<Execution>(work, *this, me_, n_);
   exchanges_[work->key] = execution;
   header.offset = work->key;
   send_control(arrival.source, header);
@@ -183,8 +184,7 @@ bool Member::take_accept(int from, const Header& header) {
   if (found == offers_.end() || found->second->request.call.root != from) return false;
   const auto work = found->second;
   offers_.erase(found);
-  const auto execution =
-      std::make_shared<Execution>(work, make_plan(work->request, me_, n_), *this, me_, n_);
+  const auto execution = std::make_shared<Execution>(work, *this, me_, n_);
   exchanges_[work->key] = execution;
   execution->address(header.offset);
   execution->begin();

@@ -92,8 +92,7 @@ void Member::begin(const std::shared_ptr<Work>& work) {
   if (request.call.collective == Collective::recv) return start_receive(work);
   Pending pending{work, nullptr};
   if (request.call.path != Path::eager)
-    pending.execution =
-        std::make_shared<Execution>(work, make_plan(request, me_, n_), *this, me_, n_);
+    pending.execution = std::make_shared<Execution>(work, *this, me_, n_);
   const std::uint64_t key = work->key;
   pending_.emplace(key, std::move(pending));
   for (int member = 0; member < n_ && !dead(); ++member) {

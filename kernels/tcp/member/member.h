@@ -197,6 +197,7 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   void start_send(const std::shared_ptr<Work>& work);
   void start_receive(const std::shared_ptr<Work>& work);
   bool take_message(int from, const Header& header, const std::vector<std::byte>& payload);
+  std::shared_ptr<Work> take_receiver(const Arrival& arrival);
   bool keep(Arrival arrival);
   bool take_accept(int from, const Header& header);
   void match(const std::shared_ptr<Work>& work, Arrival arrival);
