@@ -80,11 +80,8 @@ class Inventory:
         wanted = RUNTIMES if kind is None else [_known(kind)]
         with self._lock:
             if self._logical is None:
-                self._logical = tuple(self._make())
+                self._logical = tuple(each for kind in RUNTIMES for each in self._of_kind(kind))
             return [device for device in self._logical if device.kind in wanted]
-
-    def _make(self) -> list[Device]:
-        return [device for kind in RUNTIMES for device in self._of_kind(kind)]
 
     def _of_kind(self, kind: str) -> list[Device]:
         devices, physical = [], self._share(kind)

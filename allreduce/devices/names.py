@@ -119,14 +119,9 @@ class DeviceName:
             index=index,
         )
 
-    def complete(self, default: DeviceName | None = None) -> DeviceName:
-        """Fill every open field, so that the result names exactly one device.
-
-        Args:
-            default: The source of open fields; `LOCAL_CPU` fills the rest.
-        """
-        merged = self if default is None else self.merge(default)
-        merged = merged.merge(LOCAL_CPU)
+    def complete(self) -> DeviceName:
+        """Fill every open field from `LOCAL_CPU`, so that the result names exactly one device."""
+        merged = self.merge(LOCAL_CPU)
         return replace(merged, index=0) if merged.index is None else merged
 
     def matches(self, other: DeviceName) -> bool:

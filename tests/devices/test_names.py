@@ -126,8 +126,7 @@ def test_complete_names_one_device_and_keeps_what_was_said(name: DeviceName) -> 
     assert name.matches(full)
 
 
-def test_complete_takes_open_fields_from_the_default_first() -> None:
-    assert DeviceName.parse("CPU").complete(WORKER_GPU) == DeviceName("worker", 0, 1, "CPU", 0)
+def test_complete_takes_open_fields_from_the_local_cpu() -> None:
     assert DeviceName().complete() == LOCAL_CPU
     assert not DeviceName.parse("/task:1/CPU:0").is_complete
 
