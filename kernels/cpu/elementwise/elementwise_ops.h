@@ -214,9 +214,7 @@ inline void stream(void* to, const void* from, std::size_t bytes) {
   __builtin_memcpy(target + i, source + i, bytes - i);
 }
 
-inline void fence() { store_fence(); }
-
-constexpr ElementwiseKernels elementwise_kernels{find_elementwise, find_fused, stream, fence};
+constexpr ElementwiseKernels elementwise_kernels{find_elementwise, find_fused, stream, store_fence};
 
 }  // namespace
 }  // namespace allreduce::KERNEL_LEVEL

@@ -77,20 +77,6 @@ inline T logarithm(T x) {
 // alone, 3 to 6 times that.
 constexpr std::size_t kBlock = 512;
 
-// Folds `term(j)` over the row in 16 lanes, then the lanes in order.
-template <class T, class Term, class Fold>
-inline T fold_row(std::size_t columns, T start, Term term, Fold fold) {
-  T lane[kLanes];
-  for (std::size_t l = 0; l < kLanes; ++l) lane[l] = start;
-  std::size_t j = 0;
-  for (; j + kLanes <= columns; j += kLanes)
-    for (std::size_t l = 0; l < kLanes; ++l) lane[l] = fold(lane[l], term(j + l));
-  for (std::size_t l = 0; j + l < columns; ++l) lane[l] = fold(lane[l], term(j + l));
-  T result = lane[0];
-  for (std::size_t l = 1; l < kLanes; ++l) result = fold(result, lane[l]);
-  return result;
-}
-
 // Adds up `term(j)` over some elements in 16 lanes.
 template <class T, class Term>
 inline void add_lanes(T* lane, std::size_t first, std::size_t last, Term term) {
@@ -131,9 +117,15 @@ inline T sum_row(std::size_t columns, Term term) {
 
 template <class T>
 inline T largest(const T* row, std::size_t columns) {
-  return fold_row(
-      columns, row[0], [row](std::size_t j) { return row[j]; },
-      [](T a, T b) { return a < b ? b : a; });
+  const auto larger = [](T a, T b) { return a < b ? b : a; };
+  T lane[kLanes];
+  for (std::size_t l = 0; l < kLanes; ++l) lane[l] = row[0];
+  std::size_t j = 0;
+  for (; j + kLanes <= columns; j += kLanes)
+    for (std::size_t l = 0; l < kLanes; ++l) lane[l] = larger(lane[l], row[j + l]);
+  for (std::size_t l = 0; j + l < columns; ++l) lane[l] = larger(lane[l], row[j + l]);
+  for (std::size_t l = 1; l < kLanes; ++l) lane[0] = larger(lane[0], lane[l]);
+  return lane[0];
 }
 
 template <class T>
