@@ -1,4 +1,4 @@
-// Shared by all kernels: dynamic shared memory, sums over warps and blocks, half types.
+// Shared by all kernels: dynamic shared memory, folds over blocks, half types.
 //
 // Kernels keep to a subset of CUDA C++, so that the same files run on the host in tests: free
 // functions, KERNEL, SHARED_DYNAMIC, full-warp masks, no PTX, no device globals.
@@ -24,12 +24,6 @@ __device__ inline long long first_index() {
 __device__ inline long long stride_of_grid() { return (long long)gridDim.x * blockDim.x; }
 
 template <typename T>
-__device__ inline T warp_sum(T x) {
-  for (int mask = 16; mask; mask >>= 1) x += __shfl_xor_sync(0xffffffffu, x, mask);
-  return x;
-}
-
-template <typename T>
 __device__ inline bool is_nan(T x) {
   return x != x;
 }
@@ -44,18 +38,12 @@ __device__ inline T smaller(T a, T b) {
   return is_nan(a) ? a : (a < b ? a : b);
 }
 
-template <typename T, typename Fold>
-__device__ inline T warp_fold(T x, Fold fold) {
-  for (int mask = 16; mask; mask >>= 1) x = fold(x, __shfl_xor_sync(0xffffffffu, x, mask));
-  return x;
-}
-
 // Folds one value of each thread of a block of whole warps; all threads get the result. The order
 // is fixed, so that every run gives the same bits. `part` holds 32 values in shared memory.
 template <typename T, typename Fold>
 __device__ inline T block_fold(T x, T* part, Fold fold) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
-  x = warp_fold(x, fold);
+  for (int mask = 16; mask; mask >>= 1) x = fold(x, __shfl_xor_sync(0xffffffffu, x, mask));
   __syncthreads();  // an earlier fold may still be read
   if (lane == 0) part[warp] = x;
   __syncthreads();
