@@ -75,9 +75,7 @@ class CpuDevice(Device):
         *,
         zero: bool = True,  # noqa: ARG002  # fresh pages are
     ) -> Buffer:
-        nbytes = integer("a Buffer's size in bytes", nbytes)
-        if nbytes < 0:
-            raise UsageError(f"a Buffer cannot have {nbytes} bytes")
+        nbytes = integer("a Buffer's size in bytes", nbytes, 0)
         taken = self.memory.take(nbytes, contents)
         try:
             # Fresh pages are zero already: nothing is touched until it is used.
