@@ -162,7 +162,8 @@ void test_copies() {
           if (way == 1) table->stream_copy(target, source.data() + 3, size);
           if (way == 2) table->swap(target, source.data() + 3, nullptr, size);
           if (way == 3) table->swap(target, source.data() + 3, next.data() + low, size);
-          if (way == 4) table->stream_take(target, source.data() + 3, size);
+          if (way == 4)
+            table->stream_swap(target, source.data() + 3, nullptr, nullptr, nullptr, size);
           if (way >= 5)
             table->stream_swap(target, source.data() + 3, next.data() + low, kept,
                                way == 6 ? own.data() : nullptr, size);

@@ -227,7 +227,7 @@ constexpr void bitwise(Row& row) {
 }
 
 constexpr KernelTable make_table() {
-  KernelTable made = {{}, copy, stream_copy, swap, stream_take, stream_swap};
+  KernelTable made = {{}, copy, stream_copy, swap, stream_swap};
   const auto row = [&](Op op) -> Row& { return made.reduce[static_cast<int>(op)]; };
   arithmetic<Sum>(row(Op::sum));
   complexes<Sum, Keep>(row(Op::sum));

@@ -64,10 +64,8 @@ using Reduce = void (*)(const void* const* in, int n, void* const* out, int m, s
 using Copy = void (*)(void* to, const void* from, std::size_t bytes);
 // Moves `shared` to `to`, and `next` to `shared`; without `next`, zeros.
 using Swap = void (*)(void* to, void* shared, const void* next, std::size_t bytes);
-// Swaps nothing in, and stores past the caches where it moves `shared` to.
-using Take = void (*)(void* to, void* shared, std::size_t bytes);
-// Swaps `next` in, stores past the caches where it moves `shared` to, and so copies `own`, where
-// there is some, to `kept`, which lies as far into a cache line as `to`.
+// The same, storing past the caches where it moves `shared` to; with `next`, it so copies `own`,
+// where there is some, to `kept`, which lies as far into a cache line as `to`.
 using StreamSwap = void (*)(void* to, void* shared, const void* next, void* kept, const void* own,
                             std::size_t bytes);
 
@@ -76,7 +74,6 @@ struct KernelTable {
   Copy copy;
   Copy stream_copy;
   Swap swap;
-  Take stream_take;
   StreamSwap stream_swap;
 };
 

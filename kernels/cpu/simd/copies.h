@@ -87,21 +87,17 @@ void stream_copy(void* to, const void* from, std::size_t bytes) {
   });
 }
 
-void stream_take(void* to, void* shared, std::size_t bytes) {
-  auto* target = static_cast<unsigned char*>(to);
-  auto* middle = static_cast<unsigned char*>(shared);
-  for_each_line(to, bytes, [=](auto zeros, std::size_t i) {
-    const auto values = decltype(zeros)::load_from(middle + i);
-    zeros.store_to(middle + i);
-    values.stream_to(target + i);
-  });
-}
-
 void stream_swap(void* to, void* shared, const void* next, void* kept, const void* own,
                  std::size_t bytes) {
   auto* target = static_cast<unsigned char*>(to);
   auto* middle = static_cast<unsigned char*>(shared);
   auto* source = static_cast<const unsigned char*>(next);
+  if (source == nullptr)
+    return for_each_line(to, bytes, [=](auto zeros, std::size_t i) {
+      const auto values = decltype(zeros)::load_from(middle + i);
+      zeros.store_to(middle + i);
+      values.stream_to(target + i);
+    });
   const auto step = [=](auto zeros, std::size_t i) {
     const auto values = decltype(zeros)::load_from(middle + i);
     decltype(zeros)::load_from(source + i).store_to(middle + i);

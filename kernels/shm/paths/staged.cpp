@@ -135,7 +135,7 @@ void gather(Share& share, Work& work, std::uint64_t chunk) {
     } else if (takes(work, share.members)) {
       std::byte* theirs = ring(share, work, chunk, from, share.me);
       if (past)
-        kernels().stream_take(out, theirs, bytes);
+        kernels().stream_swap(out, theirs, nullptr, nullptr, nullptr, bytes);
       else
         kernels().swap(out, theirs, nullptr, bytes);
     } else {
