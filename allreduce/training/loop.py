@@ -14,7 +14,7 @@ from allreduce.graph.replicate.replicator import Replicator
 from allreduce.graph.trace.per_replica import PerReplica
 from allreduce.training.facts import check_equal, raising_on_all_ranks
 from allreduce.training.hooks import Hooks
-from allreduce.training.progress import Epoch
+from allreduce.training.progress import Epoch, rows_of
 from allreduce.training.ranks import gather_integers, gather_rows
 from allreduce.training.sources import Batch, Batches
 from allreduce.training.totals import LossWatch, Totals
@@ -24,13 +24,6 @@ from allreduce.training.trainable import Trainable
 def run(model: Trainable, step: Callable[..., Any], batch: Batch) -> Any:
     """Run a step of a model on a batch."""
     return model.replicator.run(step, batch, eagerly=model.run_eagerly)
-
-
-def rows_of(batch: Batch) -> tuple[int, ...]:
-    """Return how many rows each replica of any rank has of a batch."""
-    first: PerReplica = next(leaf for leaf in pytree.leaves(batch) if leaf is not None)
-    assert first.rows_per_replica is not None, "all batches of this package have them"
-    return first.rows_per_replica
 
 
 def train(

@@ -26,6 +26,7 @@ from allreduce.data import split_rows
 from allreduce.errors import UsageError, did_you_mean
 from allreduce.graph.core import pytree
 from allreduce.graph.replicate.replicator import Replicator
+from allreduce.graph.trace.per_replica import PerReplica
 
 _REFRESH = (
     0.1  # seconds between two changes of a bar: faster than the eye, too slow to cost anything
@@ -97,7 +98,7 @@ class Epoch(AbstractContextManager["Epoch"]):
         if not self._mode:
             return
         self._done += 1
-        self._samples += _rows(batch)
+        self._samples += sum(rows_of(batch))
         compiled = self._replicator.latest(function)
         if compiled is not None:
             self._input += compiled.fed.waited if compiled.fed is not None else 0.0
@@ -167,10 +168,11 @@ class Epoch(AbstractContextManager["Epoch"]):
             self._bar.stop()
 
 
-def _rows(batch: tuple[Any, ...]) -> int:
-    """Return how many rows a batch has, over all replicas of all ranks."""
-    first = next(leaf for leaf in pytree.leaves(batch) if leaf is not None)
-    return sum(first.rows_per_replica or first.weights)
+def rows_of(batch: Any) -> tuple[int, ...]:
+    """Return how many rows each replica of any rank has of a batch."""
+    first: PerReplica = next(leaf for leaf in pytree.leaves(batch) if leaf is not None)
+    assert first.rows_per_replica is not None, "all batches of this package have them"
+    return first.rows_per_replica
 
 
 def _bar() -> Progress:

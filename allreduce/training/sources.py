@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -35,8 +36,16 @@ Batch = tuple[Any, ...]  # the arguments of a step: structures of PerReplica
 Batches = closing[Generator[Batch, None, None]]
 
 
-class Source(Protocol):
+Order = Callable[[int], np.ndarray]  # the number of the pass: a permutation of this rank's rows
+
+
+class Source(ABC):
     """Gives the batches of one epoch after another.
+
+    Args:
+        limit: How many batches an epoch has at most, or None for a whole pass.
+        goes_on: Whether an epoch goes on in the pass where the last one ended, and in another at
+            its end, instead of in a new pass.
 
     Attributes:
         steps: How many batches an epoch has; None if it is not known.
@@ -44,47 +53,30 @@ class Source(Protocol):
 
     steps: int | None
 
-    def epoch(self, order: Order | None = None) -> Batches:
-        """Iterate the batches of the next epoch; all ranks get as many."""
-        ...
-
-    def close(self) -> None:
-        """End the thread that makes batches."""
-        ...
-
-
-Order = Callable[[int], np.ndarray]  # the number of the pass: a permutation of this rank's rows
-
-
-class _Epochs:
-    """Epochs of a source: a pass each, or each goes on in the pass where the last one ended.
-
-    Args:
-        steps: How many batches an epoch has at most, or None for a whole pass.
-        begin: Starts a pass, by its number, with at most as many batches as its last argument says.
-        goes_on: Whether epochs go on in a pass, and begin another one at its end.
-    """
-
-    def __init__(
-        self,
-        steps: int | None,
-        begin: Callable[[int, Order | None, int | None], Generator[Batch, None, None]],
-        goes_on: bool,
-    ) -> None:
-        self._steps, self._begin, self._goes_on = steps, begin, goes_on
-        self._passes = 0
+    def __init__(self, limit: int | None, goes_on: bool) -> None:
+        self._limit, self._goes_on = limit, goes_on and limit is not None
+        self._passes = 0  # begun
         self._open: Generator[Batch, None, None] | None = None
 
-    def epoch(self, order: Order | None) -> Generator[Batch, None, None]:
-        if self._steps is None or not self._goes_on:
-            with closing(self._pass(order, self._steps)) as batches:
-                yield from batches
-            return
+    @abstractmethod
+    def _pass(self, order: Order | None, limit: int | None) -> Generator[Batch, None, None]:
+        """Iterate the batches of a pass, at most `limit`."""
+
+    def epoch(self, order: Order | None = None) -> Batches:
+        """Iterate the batches of the next epoch; all ranks get as many."""
+        return closing(self._going_on(order) if self._goes_on else self._begin(order, self._limit))
+
+    def _begin(self, order: Order | None, limit: int | None) -> Generator[Batch, None, None]:
+        self._passes += 1
+        return self._pass(order, limit)
+
+    def _going_on(self, order: Order | None) -> Generator[Batch, None, None]:
+        assert self._limit is not None
         taken = 0
-        while taken < self._steps:
+        while taken < self._limit:
             begun = self._open is None
             if self._open is None:
-                self._open = self._pass(order, None)
+                self._open = self._begin(order, None)
             batch = next(self._open, None)
             if batch is not None:
                 taken += 1
@@ -94,16 +86,13 @@ class _Epochs:
             else:
                 self._open = None
 
-    def _pass(self, order: Order | None, limit: int | None) -> Generator[Batch, None, None]:
-        self._passes += 1
-        return self._begin(self._passes - 1, order, limit)
-
     def close(self) -> None:
+        """End the thread that makes batches."""
         if self._open is not None:
             self._open.close()
 
 
-class ArraySource:
+class ArraySource(Source):
     """Arrays, cut into global batches; with `sharded` its construction is a collective call.
 
     Args:
@@ -111,8 +100,7 @@ class ArraySource:
         sharded: Whether each rank has rows of its own.
         kind: What errors put before "x".
         steps: How many batches an epoch has; None for all.
-        goes_on: Whether an epoch of some steps goes on where the last one ended, instead of at the
-            first row.
+        goes_on: As for every `Source`.
 
     Attributes:
         rows: How many rows this rank has.
@@ -128,6 +116,7 @@ class ArraySource:
         steps: int | None = None,
         goes_on: bool = False,
     ) -> None:
+        super().__init__(steps, goes_on)
         self._replicator, self._given, self._arrays = replicator, samples.given, samples.arrays
         self.rows = samples.rows
         self._plan = _share_out(replicator, samples.rows, batch_size, sharded, f"{kind}x")
@@ -135,18 +124,9 @@ class ArraySource:
         self.steps: int | None = (
             passed if steps is None else steps if goes_on else min(steps, passed)
         )
-        self._epochs = _Epochs(steps, self._pass, goes_on)
 
-    def epoch(self, order: Order | None = None) -> Batches:
-        return closing(self._epochs.epoch(order))
-
-    def close(self) -> None:
-        self._epochs.close()
-
-    def _pass(
-        self, number: int, order: Order | None, limit: int | None
-    ) -> Generator[Batch, None, None]:
-        permutation = None if order is None else order(number)
+    def _pass(self, order: Order | None, limit: int | None) -> Generator[Batch, None, None]:
+        permutation = None if order is None else order(self._passes - 1)
         batches = iter(ArrayBatches(self._arrays, self._plan, self._replicator, permutation))
         plain = all(isinstance(each, np.ndarray) for each in self._given)
         with closing(batches):
@@ -188,7 +168,7 @@ class _Made:
     kind: str
 
 
-class IterableSource:
+class IterableSource(Source):
     """Batches from a generator, a DataLoader or any other iterable.
 
     Each rank goes through its own iterable. By default all ranks' batches are equal, global
@@ -205,8 +185,7 @@ class IterableSource:
         what: What errors call a batch of it: "batch", "validation batch".
         steps: How many batches an epoch has; None for a whole pass.
         prepare: Checks a batch's samples against the model; gets them and what errors call them.
-        goes_on: Whether an epoch of some steps goes on where the last one ended, instead of in a
-            new pass; with an iterator it always does.
+        goes_on: As for every `Source`; an iterator always does.
     """
 
     def __init__(
@@ -221,6 +200,8 @@ class IterableSource:
         class_weight: Mapping[int, float] | None = None,
         goes_on: bool = False,
     ) -> None:
+        once = isinstance(batches, Iterator)
+        super().__init__(steps, goes_on and not once)
         self._replicator, self._batches, self._sharded = replicator, batches, sharded
         self._what, self._prepare, self._class_weight = what, prepare, class_weight
         self._alone = size_of(replicator) == 1
@@ -230,20 +211,11 @@ class IterableSource:
         ].tolist()
         self._first: tuple[int, str] | None = None  # its number and kind
         self._count = 0
-        once = isinstance(batches, Iterator)
         length = None if once else length_of(batches)
         self.steps = steps if steps is not None else length
-        self._epochs = _Epochs(steps, self._pass, goes_on and not once)
-
-    def epoch(self, order: Order | None = None) -> Batches:
-        return closing(self._epochs.epoch(order))
-
-    def close(self) -> None:
-        self._epochs.close()
 
     def _pass(
         self,
-        number: int,  # noqa: ARG002
         order: Order | None,  # noqa: ARG002
         limit: int | None,
     ) -> Generator[Batch, None, None]:
