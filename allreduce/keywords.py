@@ -93,33 +93,41 @@ def _is_ours(kind: type) -> bool:
     return kind.__module__.startswith("allreduce.")
 
 
-def made_without_fixed(
+def make_again(
     kind: type[T],
     config: Mapping[str, Any],
-    make: Callable[[Mapping[str, Any]], T],
+    construct: Callable[[Mapping[str, Any]], T],
     describe: Callable[[T], Mapping[str, Any]],
-) -> T | None:
-    """Make an object of a class whose constructor fixes some arguments of its base's.
+) -> T:
+    """Make an object of its class and its config.
 
-    An inherited config has these, too. Of the arguments that a constructor only passes on, it gets
-    those that differ without.
+    If the constructor fixes some arguments of its base's, an inherited config has these, too; so it
+    gets those that it takes, and of those that it may pass on the ones that differ without.
 
     Args:
-        config: The config of the object, as JSON has it.
-        make: Makes an object of a config.
+        config: The config, as JSON has it.
+        construct: Makes an object of a config.
         describe: Returns the config of an object.
 
-    Returns:
-        An object of that config; None if the constructor makes none.
+    Raises:
+        UsageError: The constructor makes no object of that config.
     """
+    try:
+        return construct(config)
+    except TypeError as error:
+        misfit = error
+    # Not in the except block: there, Python raises KeyError for an argument that is given twice.
     taken = inspect.signature(kind).parameters
     given = {key: value for key, value in config.items() if key in taken}
     for _ in range(2):
         with suppress(TypeError):
-            made = make(given)
+            made = construct(given)
             found = json.loads(json.dumps(describe(made)))
             differ = {key: value for key, value in config.items() if found.get(key) != value}
             if not differ:
                 return made
             given |= differ
-    return None
+    raise UsageError(
+        f"{kind.__name__} cannot be made from its config {dict(config)}: {misfit}; give it a "
+        "get_config(self) that returns its constructor's arguments"
+    ) from misfit

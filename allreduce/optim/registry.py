@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from allreduce.errors import UsageError, unknown_name
-from allreduce.keywords import NAMED, made_without_fixed
+from allreduce.keywords import NAMED, make_again
 from allreduce.optim import schedules
 from allreduce.optim.base import Optimizer
 
@@ -64,22 +64,12 @@ def _made(kind: type[Optimizer], config: Any, custom: Mapping[str, Any]) -> Opti
     unknown = [name for name in config if name not in takes]
     if unknown and not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         raise unknown_name(f"argument of {kind.__name__}", unknown[0], takes)
-    try:
-        return _constructed(kind, config, custom)
-    except TypeError as error:
-        misfit = error
-    made = made_without_fixed(
+    return make_again(
         kind,
         config,
         lambda given: _constructed(kind, given, custom),
         lambda made: serialize(made)["config"],
     )
-    if made is not None:
-        return made
-    raise UsageError(
-        f"{kind.__name__} cannot be made from its config {dict(config)}: {misfit}; give it a "
-        "get_config(self) that returns its constructor's arguments"
-    ) from misfit
 
 
 def _constructed(

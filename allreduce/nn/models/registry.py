@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from allreduce.devices.options import FLOATS
 from allreduce.errors import UsageError, unknown_name
-from allreduce.keywords import made_without_fixed
+from allreduce.keywords import make_again
 from allreduce.nn.core import configs
-
-if TYPE_CHECKING:
-    from allreduce.nn.core.layer import Layer
+from allreduce.nn.core.layer import Layer
 
 # Class by name: all layers that allreduce/nn/__init__.py imports, which fills it.
 LAYERS: dict[str, type[Layer]] = {}
@@ -28,7 +26,10 @@ def layer_class(name: str, custom: Mapping[str, Any], own: bool | None = None) -
             library's.
     """
     if name in custom and own is not False:
-        return _layer_class(name, custom[name])
+        found = custom[name]
+        if isinstance(found, type) and issubclass(found, Layer):
+            return found
+        raise UsageError(f"custom_objects[{name!r}] is the class of a layer, not {found!r:.60}")
     if own or name not in LAYERS:
         error = unknown_name("layer", name, [*LAYERS, *custom])
         known = f"unknown layer {name!r}: it is none of the library's" if own else error
@@ -36,14 +37,6 @@ def layer_class(name: str, custom: Mapping[str, Any], own: bool | None = None) -
             f"{known}; a class of your own is passed as custom_objects={{{name!r}: {name}}}"
         )
     return LAYERS[name]
-
-
-def _layer_class(name: str, found: Any) -> type[Layer]:
-    from allreduce.nn.core.layer import Layer  # which needs this module
-
-    if isinstance(found, type) and issubclass(found, Layer):
-        return found
-    raise UsageError(f"custom_objects[{name!r}] is the class of a layer, not {found!r:.60}")
 
 
 def deserialize(config: Any, custom: Mapping[str, Any]) -> Layer:
@@ -71,20 +64,9 @@ def _made_with(
     for given in (options, unnamed) if options else ():
         with suppress(TypeError, UsageError):
             return _made(kind, {**given, **settings}, custom)
-    try:
-        return _made(kind, settings, custom)
-    except TypeError as error:
-        misfit = error
-    # Not in the except block: there, Python raises KeyError for an argument that is given twice.
-    made = made_without_fixed(
+    return make_again(
         kind, settings, lambda given: _made(kind, given, custom), lambda made: made.get_config()
     )
-    if made is not None:
-        return made
-    raise UsageError(
-        f"{kind.__name__} cannot be made from its config {settings}: {misfit}; give it a "
-        "get_config(self) that returns its constructor's arguments"
-    ) from misfit
 
 
 def _made(kind: type[Layer], settings: Mapping[str, Any], custom: Mapping[str, Any]) -> Layer:
