@@ -142,11 +142,7 @@ def gives_batches(x: Any, y: Any = None) -> bool:
         return False
     if len(getattr(x, "shape", ())) or hasattr(x, "__dlpack__"):
         return False
-    return isinstance(x, Iterable) or _is_indexed(x)
-
-
-def _is_indexed(x: Any) -> bool:
-    return hasattr(x, "__getitem__") and hasattr(x, "__len__")
+    return isinstance(x, Iterable) or (hasattr(x, "__getitem__") and hasattr(x, "__len__"))
 
 
 def length_of(batches: Any) -> int | None:

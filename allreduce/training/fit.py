@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ from allreduce.training.inputs import (
     resolve_batch_size,
     training_data,
 )
-from allreduce.training.options import SHARDED, FitOptions, is_sharded
+from allreduce.training.options import SAME, SHARDED, FitOptions, is_sharded
 from allreduce.training.progress import Epoch, describe_batch, resolve
 from allreduce.training.ranks import check_world, gather_integers, rank_of, size_of
 from allreduce.training.sources import ArraySource, IterableSource, Order, Source
@@ -296,30 +297,15 @@ def evaluate(
     data: str = "same",
 ) -> dict[str, Any]:
     """Compute loss and metrics; `Model.evaluate` says what the arguments mean."""
-    check_world(model.replicator, "evaluate")
-    replicator = model.replicator
-    with raising_on_all_ranks(replicator, "evaluate"):
-        sharded, mode = is_sharded(data), resolve(verbose, rank_of(replicator))
-        hooked = _checked_call(steps, callbacks)
-        given = x
-        if gives_batches(x, y):
-            refuse_beside_batches(y=y, sample_weight=sample_weight, batch_size=batch_size)
-        else:
-            given = as_samples(x, y, sample_weight, may_be_empty=sharded)
-        batch_size = resolve_batch_size(batch_size, replicator)
-    _agree(model, "evaluate", given, {"batch_size": batch_size, "steps": steps, "data": data})
-    _prepare(model, "evaluate", (given, ""))
-    source = _source(model, given, batch_size, data, "", steps)
-    hooks = Hooks(model, hooked, {"steps": source.steps, "verbose": verbose})
-    try:
-        with Epoch("evaluate", source.steps, mode, replicator) as shown:
-            values, found = loop.measure(model, source.epoch(), shown, hooks)
-            shown.finish(values)
-    finally:
-        source.close()
+    source, hooks, mode = _begin(
+        *(model, "evaluate", x, y, sample_weight, batch_size, verbose, steps, callbacks, data)
+    )
+    with closing(source), Epoch("evaluate", source.steps, mode, model.replicator) as shown:
+        values, found = loop.measure(model, source.epoch(), shown, hooks)
+        shown.finish(values)
     if not values:
         raise UsageError("evaluate: x gave no batch")
-    if steps is not None and found < steps and rank_of(replicator) == 0:
+    if steps is not None and found < steps and rank_of(model.replicator) == 0:
         logger.warning("evaluate: x ended after %d batches of steps=%d", found, steps)
     return values
 
@@ -334,34 +320,54 @@ def predict(
     callbacks: Any = None,
 ) -> Any:
     """Compute the outputs; `Model.predict` says what the arguments mean."""
-    check_world(model.replicator, "predict")
-    replicator = model.replicator
-    with raising_on_all_ranks(replicator, "predict"):
-        mode = resolve(verbose, rank_of(replicator))
-        hooked = _checked_call(steps, callbacks)
-        given = x
-        if gives_batches(x):
-            refuse_beside_batches(batch_size=batch_size)
-        else:
-            given = as_samples(x)
-        batch_size = resolve_batch_size(batch_size, replicator)
-    _agree(model, "predict", given, {"batch_size": batch_size, "steps": steps})
-    _prepare(model, "predict", (given, ""))
-    source = _source(model, given, batch_size, "same", "", steps, needs_y=False)
-    hooks = Hooks(model, hooked, {"steps": source.steps, "verbose": verbose})
-    try:
-        with Epoch("predict", source.steps, mode, replicator) as shown:
-            outputs = loop.predict(model, source.epoch(), shown, hooks)
-            shown.finish({})
-    finally:
-        source.close()
+    source, hooks, mode = _begin(
+        *(model, "predict", x, None, None, batch_size, verbose, steps, callbacks, SAME)
+    )
+    with closing(source), Epoch("predict", source.steps, mode, model.replicator) as shown:
+        outputs = loop.predict(model, source.epoch(), shown, hooks)
+        shown.finish({})
     return outputs
 
 
-def _checked_call(steps: int | None, callbacks: Any) -> list[Any]:
-    if steps is not None:
-        integer("steps", steps, 1)
-    return as_callbacks(callbacks)
+def _begin(
+    model: Trainable,
+    what: str,
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    batch_size: int | None,
+    verbose: Any,
+    steps: int | None,
+    callbacks: Any,
+    data: str,
+) -> tuple[Source, Hooks, int]:
+    """Check the arguments of `evaluate` or `predict`, and compare them among ranks.
+
+    Args:
+        what: Which of the two.
+
+    Returns:
+        The batches, the callbacks, and what to show.
+    """
+    replicator = model.replicator
+    check_world(replicator, what)
+    with raising_on_all_ranks(replicator, what):
+        sharded, mode = is_sharded(data), resolve(verbose, rank_of(replicator))
+        if steps is not None:
+            integer("steps", steps, 1)
+        hooked = as_callbacks(callbacks)
+        given = x
+        if gives_batches(x, y):
+            refuse_beside_batches(y=y, sample_weight=sample_weight, batch_size=batch_size)
+        else:
+            given = as_samples(x, y, sample_weight, may_be_empty=sharded)
+        batch_size = resolve_batch_size(batch_size, replicator)
+    needs_y = what == "evaluate"
+    options = {"batch_size": batch_size, "steps": steps} | ({"data": data} if needs_y else {})
+    _agree(model, what, given, options)
+    _prepare(model, what, (given, ""))
+    source = _source(model, given, batch_size, data, "", steps, needs_y=needs_y)
+    return source, Hooks(model, hooked, {"steps": source.steps, "verbose": verbose}), mode
 
 
 def on_batch(
