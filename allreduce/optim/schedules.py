@@ -40,7 +40,7 @@ class Schedule(Refusing, ABC):
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, as plain data."""
         names = inspect.signature(type(self)).parameters
-        return {name: _plain(getattr(self, name)) for name in names}
+        return {name: describe(getattr(self, name), 0) for name in names}
 
     def __repr__(self) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
@@ -419,10 +419,6 @@ def function_in(described: Any) -> str | None:
 
 def _is_described(value: Any) -> bool:
     return isinstance(value, Mapping) and "schedule" in value
-
-
-def _plain(value: Any) -> Any:
-    return describe(value, 0) if callable(value) else value
 
 
 def _named(rate: Rate) -> str:

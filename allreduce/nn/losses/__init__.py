@@ -5,7 +5,7 @@ A new loss is a function and a class in one of these files, and its row in `ROWS
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,11 +122,7 @@ _BY_CLASS = {row.kind.__name__: function for function, row in ROWS.items()}
 def row_of(loss: Any) -> Row | None:
     """Return the row of a library's loss, function or object; None for one's own."""
     function = loss.function if isinstance(loss, Loss) else loss
-    return ROWS.get(function) if callable(function) and _is_hashable(function) else None
-
-
-def _is_hashable(value: Any) -> bool:
-    return getattr(type(value), "__hash__", None) is not None
+    return ROWS.get(function) if isinstance(function, Hashable) and callable(function) else None
 
 
 def get(identifier: Any) -> Callable[[Any, Any], Tensor]:

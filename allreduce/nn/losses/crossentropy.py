@@ -128,8 +128,8 @@ def binary_crossentropy(
         ShapeError: The shapes differ.
     """
     truth, prediction = same_shape("binary_crossentropy", y_true, y_pred)
-    smoothing = check_fraction("binary_crossentropy: label_smoothing", label_smoothing)
-    return mean_of_last(_binary(_smoothed(truth, smoothing), prediction, from_logits))
+    truth = _with_label_smoothing("binary_crossentropy", truth, label_smoothing, 2)
+    return mean_of_last(_binary(truth, prediction, from_logits))
 
 
 def binary_focal_crossentropy(
@@ -156,8 +156,7 @@ def binary_focal_crossentropy(
         ShapeError: The shapes differ.
     """
     truth, prediction = same_shape("binary_focal_crossentropy", y_true, y_pred)
-    smoothing = check_fraction("binary_focal_crossentropy: label_smoothing", label_smoothing)
-    truth = _smoothed(truth, smoothing)
+    truth = _with_label_smoothing("binary_focal_crossentropy", truth, label_smoothing, 2)
     share = ops.sigmoid(prediction) if from_logits else prediction
     of_truth = truth * share + (1 - truth) * (1 - share)
     values = ops.power(1 - of_truth, gamma) * _binary(truth, prediction, from_logits)
@@ -187,14 +186,14 @@ def _binary(truth: Tensor, prediction: Tensor, from_logits: bool) -> Tensor:
     return ops.negative(truth * ops.log(share) + (1 - truth) * ops.log(1 - share))
 
 
-def _with_label_smoothing(name: str, truth: Tensor, label_smoothing: float) -> Tensor:
-    """Spread a share of each row evenly over all classes."""
+def _with_label_smoothing(
+    name: str, truth: Tensor, label_smoothing: float, classes: int | None = None
+) -> Tensor:
+    """Spread a share of each row evenly over all classes; by default one per column."""
     smoothing = check_fraction(f"{name}: label_smoothing", label_smoothing)
-    return truth * (1 - smoothing) + smoothing / _classes(truth) if smoothing else truth
-
-
-def _smoothed(truth: Tensor, smoothing: float) -> Tensor:
-    return truth * (1 - smoothing) + 0.5 * smoothing if smoothing else truth
+    if not smoothing:
+        return truth
+    return truth * (1 - smoothing) + smoothing / (classes or _classes(truth))
 
 
 def _logs(prediction: Tensor) -> Tensor:

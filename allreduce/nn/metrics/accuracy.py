@@ -12,7 +12,7 @@ from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.nn import losses
-from allreduce.nn.losses.base import check_fraction, same_shape
+from allreduce.nn.losses.base import check_fraction, mean_of_last, same_shape
 from allreduce.nn.metrics.base import Metric
 
 
@@ -33,8 +33,7 @@ def binary_accuracy(y_true: Any, y_pred: Any, threshold: float = 0.5) -> Tensor:
     """Return the share of labels, 0 or 1, that predictions above the threshold meet: `(batch,)`."""
     truth, prediction = same_shape("binary_accuracy", y_true, y_pred)
     chosen = ops.cast(ops.greater(prediction, threshold), truth.dtype)
-    hits = ops.cast(ops.equal(truth, chosen), "float32")
-    return ops.mean(hits, axis=-1) if hits.ndim > 1 else hits
+    return mean_of_last(ops.cast(ops.equal(truth, chosen), "float32"))
 
 
 def top_k_categorical_accuracy(y_true: Any, y_pred: Any, k: int = 5) -> Tensor:

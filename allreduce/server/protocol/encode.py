@@ -88,11 +88,6 @@ def describe(message: pb.Variable) -> Description:
     return Description(message.name, spec, message.device, message.trainable)
 
 
-def array_header(array: np.ndarray) -> pb.Array:
-    """Describe an array without its data."""
-    return pb.Array(dtype=array.dtype.str, shape=array.shape)
-
-
 def sizes(shape: Shape) -> list[pb.Size]:
     """Encode a shape."""
     return [
@@ -236,9 +231,9 @@ def _plain(value: Any) -> pb.Value:
         return pb.Value(device=str(value))
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
-        header = array_header(array)
-        header.data = array.tobytes()
-        return pb.Value(array=header)
+        return pb.Value(
+            array=pb.Array(dtype=array.dtype.str, shape=array.shape, data=array.tobytes())
+        )
     raise UnsupportedError(
         f"an attribute is {type(value).__name__} {value!r:.60}, which cannot be sent to another "
         "task; use numbers, text, arrays, and tuples and dicts of them"
