@@ -42,6 +42,11 @@ def pids(ranks: list[LaunchedRank]) -> Iterator[list[int]]:
             stack.enter_context(process)
             stack.callback(process.kill)
             found.append(process.pid)
+        until = time.monotonic() + 20
+        for pid in found:  # exec has begun, but the kernel shows the environment a little later
+            while b"A_RANK=" not in Path(f"/proc/{pid}/environ").read_bytes():
+                assert time.monotonic() < until
+                time.sleep(0.01)
         yield found
 
 
