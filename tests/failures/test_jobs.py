@@ -28,7 +28,7 @@ def test_only_the_jobs_own_shared_memory_counts(tmp_path: Path) -> None:
         with start("run", 1, script, str(own), folder=folder) as job:
             job.ready()
             other.touch()
-            assert job.finish(10).code == 0
+            assert job.finish(25).code == 0
             with pytest.raises(AssertionError, match=own.name):
                 job.assert_nothing_left(0.1)
             own.unlink()

@@ -59,7 +59,7 @@ def test_a_terminated_launcher_takes_the_job_along(
     with broken(launcher, moment, size=3) as job:
         job.ready()
         job.process.signal(number)
-        result = job.finish(5)
+        result = job.finish(25)
         job.assert_nothing_left(but=mpichs(moment))
     assert result.code != 0
 

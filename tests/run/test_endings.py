@@ -40,7 +40,7 @@ def test_the_first_failing_ranks_code_is_returned(
     script: Write, ending: str, code: int, busy: str
 ) -> None:
     path = script(f"{JOIN}print(os.getpid())\nif world.rank == 1: {ending}\n{busy}")
-    result = launch(3, path, deadline=15)
+    result = launch(3, path, deadline=25)
     assert result.code == code, result.err
     assert "[allreduce.run] rank 1 (process" in result.err
     if "boom" in ending:
@@ -62,7 +62,7 @@ def test_the_output_ends_with_the_cause_and_the_users_line(script: Write) -> Non
         compute(np.ones(3))
         """
     )
-    result = launch(2, path, deadline=15)
+    result = launch(2, path, deadline=25)
     lines = result.err.splitlines()
     cause = f"ValueError: no such label ({path}:7, in compute)"
     raised = f'{path}:7, in compute: raise ValueError("no such label")'
@@ -113,7 +113,7 @@ def test_a_rank_that_repeats_anothers_error_is_not_blamed(script: Write) -> None
         raise everywhere(ar.MismatchError("the step raised on rank 1"))
         """
     )
-    result = launch(2, path, deadline=15)
+    result = launch(2, path, deadline=25)
     last = result.err.splitlines()[-1]
     assert re.search(rf"rank 1 .*failed .*: ValueError: no such label \({path}:9\)$", last), last
 
@@ -139,7 +139,7 @@ def test_the_rank_that_failed_is_named_and_not_one_that_ended_before_it_for_want
             raise RuntimeError("the step failed") from error
         """
     )
-    result = launch(3, path, deadline=15)
+    result = launch(3, path, deadline=25)
     assert result.code == 7, result.err
     told = [line for line in result.err.splitlines() if line.startswith("[allreduce.run]")]
     assert len(told) == 1, told
@@ -164,7 +164,7 @@ def test_the_others_have_time_to_report(script: Write, tmp_path: Path) -> None:
         time.sleep(60)
         """
     )
-    result = launch(2, path, str(tmp_path / "ready"), deadline=15)
+    result = launch(2, path, str(tmp_path / "ready"), deadline=25)
     assert (result.code, result.out) == (4, "[0] saved\n")
 
 
@@ -186,7 +186,7 @@ def test_one_that_has_begun_to_report_has_more_time(script: Write) -> None:
         comm.barrier()
         """
     )
-    result = launch(2, path, deadline=15)
+    result = launch(2, path, deadline=25)
     assert result.code == 128 + signal.SIGKILL, result
     assert "[0] told" in result.err, result
 
@@ -206,7 +206,7 @@ def test_a_rank_that_ignores_signals_is_killed(script: Write, tmp_path: Path) ->
         """
     )
     command = [*LAUNCH, "--grace", "2", "-n", "3", str(path), str(tmp_path)]
-    assert run(command, deadline=10).code == 4
+    assert run(command, deadline=25).code == 4
 
 
 def test_what_a_rank_started_ends_with_it(script: Write) -> None:
@@ -217,7 +217,7 @@ def test_what_a_rank_started_ends_with_it(script: Write) -> None:
         print(child.pid, flush=True)
         """
     )
-    result = launch(2, path, deadline=15)
+    result = launch(2, path, deadline=25)
     pids = [int(line.split()[1]) for line in result.out.splitlines()]
     assert len(pids) == 2
     assert wait_gone(pids, 1) == []

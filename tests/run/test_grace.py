@@ -143,7 +143,7 @@ def test_a_handler_of_a_signal_runs_once_and_to_its_end(
     with running([*LAUNCH, "-n", "2", str(path)]) as process:
         assert all(process.line() for _ in range(2))
         process.signal(number)
-        result = process.finish(15)
+        result = process.finish(25)
     assert result.out.count("begins") == 2, result
     assert parts(result.out) == 20, result
     assert result.code == 0, result
@@ -167,7 +167,7 @@ def test_a_checkpoint_that_ctrl_c_begins_is_finished(script: Write) -> None:
     with running([*LAUNCH, "-n", "2", str(path)]) as process:
         assert all(process.line() for _ in range(2))
         process.signal(signal.SIGINT, group=True)
-        result = process.finish(15)
+        result = process.finish(25)
     assert (result.code, parts(result.out)) == (130, 10), result
     lines = [line for line in result.err.splitlines() if "waiting for rank" not in line]
     assert lines[-1] == "[allreduce.run] interrupted; ending ranks 0, 1", result
@@ -193,7 +193,7 @@ def test_sigterm_comes_once_where_a_rank_fails_and_the_launcher_is_told_to_end(
     with running([*LAUNCH, "-n", "2", str(path)]) as process:
         assert process.line() == "[0] begins"
         process.signal(signal.SIGTERM)
-        result = process.finish(15)
+        result = process.finish(25)
     assert (result.out.count("begins"), parts(result.out)) == (0, 10), result
 
 
@@ -213,7 +213,7 @@ def test_the_grace_ends(script: Write, launcher: str) -> None:
         """
     )
     command = mpirun(2, path) if launcher == "mpirun" else [*LAUNCH, "-n", "2", str(path)]
-    result = run(command, {"ALLREDUCE_GRACE": "2"}, deadline=15)
+    result = run(command, {"ALLREDUCE_GRACE": "2"}, deadline=25)
     assert result.code == 1, result
     assert "ValueError" in result.err
 
@@ -234,7 +234,7 @@ def test_a_second_signal_kills_at_once(script: Write) -> None:
         assert "got SIGTERM; ending rank 0" in lines[0]
         assert "waiting for rank 0 to end, for up to 27 s more (--grace)" in lines[1]
         process.signal(signal.SIGTERM)
-        assert process.finish(10).code == 128 + signal.SIGTERM
+        assert process.finish(25).code == 128 + signal.SIGTERM
 
 
 def test_a_stopped_rank_ends_with_the_job(script: Write) -> None:
@@ -250,7 +250,7 @@ def test_a_stopped_rank_ends_with_the_job(script: Write) -> None:
     with running([*LAUNCH, "-n", "2", str(path)]) as process:
         assert all(process.line() for _ in range(2))
         process.signal(signal.SIGTERM)
-        assert process.finish(10).code == 128 + signal.SIGTERM
+        assert process.finish(25).code == 128 + signal.SIGTERM
 
 
 def test_a_grace_that_the_ranks_would_refuse_is_refused_by_the_launcher(script: Write) -> None:

@@ -20,7 +20,7 @@ def test_ctrl_c_ends_the_job_with_one_line(script: Write, joined: bool) -> None:
     with running([*LAUNCH, "-n", "3", str(path)]) as process:
         pids = [int(process.line().split()[1]) for _ in range(3)]
         process.signal(signal.SIGINT, group=True)
-        result = process.finish(10)
+        result = process.finish(25)
         assert wait_gone(pids, 0) == []
     assert result.code == 130
     lines = [line for line in result.err.splitlines() if "ranks through" not in line]
@@ -41,7 +41,7 @@ def test_what_a_rank_prints_on_ctrl_c_is_shown(script: Write) -> None:
     with running([*LAUNCH, "-n", "1", str(path)]) as process:
         assert process.line() == "[0] ready"
         process.signal(signal.SIGINT)
-        result = process.finish(10)
+        result = process.finish(25)
     ours = "[allreduce.run] interrupted; ending rank 0"
     assert result.err.splitlines() == [ours, "[0] saved"]
 
@@ -61,7 +61,7 @@ def test_tracebacks_of_ctrl_c_are_left_out_whole(script: Write) -> None:
     with running([*LAUNCH, "-n", "1", str(path)]) as process:
         assert process.line() == "[0] ready"
         process.signal(signal.SIGINT)
-        assert process.finish(10).err == "[allreduce.run] interrupted; ending rank 0\n"
+        assert process.finish(25).err == "[allreduce.run] interrupted; ending rank 0\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -70,7 +70,7 @@ def test_sigterm_is_forwarded_and_told(script: Write, number: signal.Signals) ->
     with running([*LAUNCH, "-n", "2", str(path)]) as process:
         pids = [int(process.line().split()[1]) for _ in range(2)]
         process.signal(number)
-        result = process.finish(10)
+        result = process.finish(25)
         assert wait_gone(pids, 0) == []
     assert result.code == 128 + number
     assert result.err == f"[allreduce.run] got {number.name}; ending ranks 0, 1\n"
@@ -130,7 +130,7 @@ def test_quit_ends_the_job(script: Write) -> None:
         assert all(process.line() for _ in range(2))
         time.sleep(0.3)  # the pipe is full
         process.signal(signal.SIGQUIT)
-        assert process.finish(10).code == 128 + signal.SIGQUIT
+        assert process.finish(25).code == 128 + signal.SIGQUIT
 
 
 def test_user_signals_reach_the_ranks_and_end_nothing(script: Write) -> None:
@@ -151,4 +151,4 @@ def test_user_signals_reach_the_ranks_and_end_nothing(script: Write) -> None:
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             process.signal(number)
             assert {process.line() for _ in range(2)} == {f"[0] {number:d}", f"[1] {number:d}"}
-        assert process.finish(10).code == 0
+        assert process.finish(25).code == 0

@@ -89,7 +89,7 @@ def test_a_stopped_launcher_stops_its_ranks_until_it_goes_on(script: Write) -> N
         process.signal(signal.SIGCONT)
         assert wait_state((process.pid, rank), "S") == "SS"
         process.signal(signal.SIGTERM)
-        assert process.finish(10).code == 128 + signal.SIGTERM
+        assert process.finish(25).code == 128 + signal.SIGTERM
 
 
 def wait_state(pids: tuple[int, ...], state: str) -> str:

@@ -120,4 +120,4 @@ def test_the_launcher_says_that_a_rank_is_stopped_before_it_has_joined(tmp_path:
         state = f"process {pid} is stopped, by a signal: kill -CONT lets it go on"
         assert line == f"[allreduce.run] waiting for rank 1 ({state})"
         os.kill(pid, signal.SIGCONT)
-        assert process.finish(10).code == 0
+        assert process.finish(25).code == 0

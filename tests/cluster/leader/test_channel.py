@@ -67,4 +67,4 @@ def test_ctrl_c_ends_a_program_that_waits_for_its_leader() -> None:
         for each in members:
             each.signal(signal.SIGINT)
         for each in members:
-            assert each.finish(15).code == -signal.SIGINT
+            assert each.finish(25).code == -signal.SIGINT

@@ -226,7 +226,7 @@ def test_a_member_that_was_stopped_takes_no_leader_for_silent(script: Write) -> 
             process.signal(signal.SIGSTOP)
             time.sleep(2.5)
             process.signal(signal.SIGCONT)
-            result = process.finish(10)
+            result = process.finish(25)
             world.close()
     assert result.code == 0, result
 

@@ -121,7 +121,7 @@ def test_a_wait_does_not_count_how_long_its_process_was_stopped(tmp_path: Path) 
         process.signal(signal.SIGSTOP)
         time.sleep(2)
         process.signal(signal.SIGCONT)
-        assert process.finish(10).code == 0
+        assert process.finish(25).code == 0
 
 
 def _soon(look: Callable[[], str]) -> str:

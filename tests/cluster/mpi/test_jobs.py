@@ -121,7 +121,7 @@ def test_a_rank_that_fails_ends_the_job(
     script: Write, ending: str, code: int | None, report: str, culprit: int
 ) -> None:
     path = script(f"if world.rank == {culprit}: {ending}\nwhile True: time.sleep(0.05)")
-    result = run(mpirun(3, path), deadline=15)
+    result = run(mpirun(3, path), deadline=25)
     assert result.code == code if code is not None else result.code != 0
     assert report.lower() in result.err.lower()
 
@@ -132,7 +132,7 @@ def test_a_replaced_exception_hook_does_not_make_the_job_hang(script: Write) -> 
         "if world.rank == 1: raise ValueError\n"
         "while True: time.sleep(0.05)"
     )
-    result = run(mpirun(3, script(lines)), deadline=15)
+    result = run(mpirun(3, script(lines)), deadline=25)
     assert result.code == 1
     assert "mine" in result.err
 
@@ -156,7 +156,7 @@ def test_a_rank_that_raises_leaves_no_shared_memory_of_mpis(script: Write) -> No
         "if world.rank == 1: raise ValueError\n"
         "time.sleep(60)"
     )
-    result = run(mpirun(3, script(lines)), deadline=15)
+    result = run(mpirun(3, script(lines)), deadline=25)
     assert result.code == 1
     mapped = [Path(line) for line in result.out.splitlines()]
     assert len(mapped) >= 3
@@ -179,7 +179,7 @@ def test_a_library_that_does_not_know_the_launcher_leaves_no_shared_memory(tmp_p
         "library.load = fail\n"
         "join()\n"
     )
-    result = run(mpirun(2, path), deadline=15)
+    result = run(mpirun(2, path), deadline=25)
     assert result.code == 1
     made = [Path(line) for line in result.out.splitlines()]
     assert made  # both, unless the first one ended the job before the second had begun
@@ -194,7 +194,7 @@ def test_ctrl_c_ends_the_job_with_one_line(script: Write, busy: str) -> None:
     with running(mpirun(3, script(lines))) as process:
         pids = [int(process.line()) for _ in range(3)]
         process.signal(signal.SIGINT, group=True)
-        result = process.finish(10)
+        result = process.finish(25)
         assert wait_gone(pids, 2) == []
     assert result.code != 0
     assert len(re.findall(r"\[allreduce\] interrupted: rank \d \(process \d+\)", result.err)) == 1
@@ -257,7 +257,7 @@ def test_a_rank_that_ends_before_it_joins_ends_the_job_from_within_a_wrapper(
     path.write_text(f"import os, sys\n{ends}\nfrom allreduce import cluster\ncluster.join()\n")
     command = mpirun(3, path)
     result = run(
-        [*command[:3], "bash", "-c", '"$@"; exit $?', "wrapper", *command[3:]], deadline=15
+        [*command[:3], "bash", "-c", '"$@"; exit $?', "wrapper", *command[3:]], deadline=25
     )
     assert result.code != 0, result
     assert result.err.count("rank 1 ended before it had joined; every rank has to call") == 1
@@ -280,7 +280,7 @@ def test_a_rank_that_fails_after_finalising_mpi_shows_its_own_error(script: Writ
         "if world.rank == 1: raise ValueError('boom')\n"
         "world.exchange('never', b'', 30)"
     )
-    result = run(mpirun(2, script(lines)), deadline=10)
+    result = run(mpirun(2, script(lines)), deadline=25)
     assert result.code != 0
     assert "ValueError: boom" in result.err
     assert "PeerLostError" in result.err  # rank 0 learns of it without MPI

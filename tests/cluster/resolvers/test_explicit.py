@@ -317,7 +317,7 @@ def test_no_process_no_file_and_no_port_is_left_after_killing_all(
         pids = [int(process.line()) for process in started]  # all have joined
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        assert [process.finish(5).code for process in started] == [-signal.SIGKILL] * 3
+        assert [process.finish(25).code for process in started] == [-signal.SIGKILL] * 3
     assert wait_gone(pids, 0) == []
     assert list(temporary.iterdir()) == []
     assert not [name for name in set(os.listdir("/dev/shm")) - before if "allreduce" in name]
