@@ -19,7 +19,7 @@ from allreduce.comm.control_collectives import (
     exchange_plain,
     total,
 )
-from allreduce.comm.core.transport import Work
+from allreduce.comm.core.work import Work
 from allreduce.comm.device_sharing import share_devices
 from allreduce.comm.registry import open_members, opener
 from allreduce.errors import UnsupportedError, UsageError

@@ -15,7 +15,8 @@ from allreduce.comm.arguments.checks import Options, factors
 from allreduce.comm.calls.call import ANY, OPERATORS
 from allreduce.comm.calls.plan import Plan
 from allreduce.comm.core import lifecycle
-from allreduce.comm.core.transport import DeviceTransport, Transport, Work
+from allreduce.comm.core.transport import DeviceTransport, Transport
+from allreduce.comm.core.work import Work
 from allreduce.comm.dispatch import Dispatcher, fast_path
 from allreduce.comm.group_factory import GroupFactory
 from allreduce.devices import Device

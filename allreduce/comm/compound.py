@@ -14,7 +14,7 @@ from allreduce.comm.arguments.arrays import borrow, borrow_out, dtype_named
 from allreduce.comm.arguments.checks import Context, Options
 from allreduce.comm.arguments.device_arrays import device_of
 from allreduce.comm.arguments.prepare import result_shape
-from allreduce.comm.core.transport import Work
+from allreduce.comm.core.work import Work
 from allreduce.comm.dispatch import Dispatcher
 from allreduce.errors import UnsupportedError, UsageError
 

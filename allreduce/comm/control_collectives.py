@@ -17,7 +17,7 @@ from allreduce.comm import objects
 from allreduce.comm.arguments.checks import Options
 from allreduce.comm.calls.call import Array
 from allreduce.comm.communicator import Communicator
-from allreduce.comm.core.transport import Work
+from allreduce.comm.core.work import Work
 
 
 def exchange(

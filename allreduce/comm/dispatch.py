@@ -24,8 +24,8 @@ from allreduce.comm.core.transport import (
     FastTransport,
     PreparedOnDevice,
     Transport,
-    Work,
 )
+from allreduce.comm.core.work import Work
 from allreduce.comm.failures.reporter import group_text
 from allreduce.devices import COLLECTIVE, Device
 from allreduce.errors import (

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from allreduce import _native
 from allreduce.comm.calls.call import Call
 from allreduce.comm.communicator import Communicator
-from allreduce.comm.core.transport import MappedTransport, Work
+from allreduce.comm.core.transport import MappedTransport
+from allreduce.comm.core.work import Work
 
 
 def updates(comm: Communicator) -> bool:

@@ -20,7 +20,7 @@ from allreduce.comm.arguments.device_arrays import check_list, device_of
 from allreduce.comm.arguments.overlap import check_apart
 from allreduce.comm.arguments.prepare import Prepared, new_output, prepare
 from allreduce.comm.calls.call import ROOTED, WHOLE, Array
-from allreduce.comm.core.transport import Work
+from allreduce.comm.core.work import Work
 from allreduce.comm.dispatch import Dispatcher
 from allreduce.devices import Device
 from allreduce.errors import AllreduceError, MismatchError, UsageError, reworded

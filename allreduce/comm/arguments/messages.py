@@ -12,7 +12,7 @@ from allreduce.comm.arguments.checks import Context
 from allreduce.comm.arguments.overlap import check_own
 from allreduce.comm.arguments.prepare import Prepared, contiguous, new_output
 from allreduce.comm.calls.call import ANY, COUNT_LIMIT, Array, Call
-from allreduce.comm.core.transport import Work
+from allreduce.comm.core.work import Work
 from allreduce.errors import UnsupportedError, UsageError
 
 _TAG_LIMIT = 1 << 31

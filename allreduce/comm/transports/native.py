@@ -17,7 +17,8 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from allreduce.comm.calls.call import Array, Call
 from allreduce.comm.calls.members import MemberInfo
 from allreduce.comm.core import progress
-from allreduce.comm.core.transport import LevelTransport, LevelWork
+from allreduce.comm.core.transport import LevelTransport
+from allreduce.comm.core.work import LevelWork
 from allreduce.comm.failures.reporter import FailureReporter, dead, encode
 from allreduce.errors import AllreduceError, ClosedError, Finding, UsageError
 from allreduce.events import logger

@@ -10,7 +10,7 @@ import numpy as np
 
 from allreduce.comm import Communicator
 from allreduce.comm.calls.call import MESSAGES, Array, Call, item_bytes
-from allreduce.comm.core.transport import Work
+from allreduce.comm.core.work import Work
 from allreduce.comm.transports.hierarchical.chains import make_chains
 from allreduce.comm.transports.hierarchical.steps import Step
 from allreduce.comm.transports.hierarchical.transport import HierarchicalTransport

@@ -8,7 +8,7 @@ import numpy as np
 
 from allreduce.comm import Communicator
 from allreduce.comm.calls.call import Array, Call
-from allreduce.comm.core.transport import Work
+from allreduce.comm.core.work import Work
 from tests.comm.cases.collective_cases import whole
 
 SIZES = (1, 2, 3, 5)

@@ -13,7 +13,7 @@ from allreduce import errors
 from allreduce.comm import Communicator, replica_communicators
 from allreduce.comm.arguments import scaling
 from allreduce.comm.core.locks import run_locked
-from allreduce.comm.core.transport import Work
+from allreduce.comm.core.work import Work
 from tests.harness import run_threads, world_of_one
 
 TRANSPORTS = pytest.mark.parametrize("transport", ["shared", "tcp", "hierarchical"])

@@ -18,7 +18,8 @@ import numpy as np
 from allreduce.comm.arguments import scaling
 from allreduce.comm.calls.call import Array
 from allreduce.comm.core import progress
-from allreduce.comm.core.transport import LevelTransport, LevelWork
+from allreduce.comm.core.transport import LevelTransport
+from allreduce.comm.core.work import LevelWork
 from allreduce.comm.transports.hierarchical.steps import MEMORY, Chain, Copies, Division, Part, Step
 from allreduce.comm.transports.tcp.transport import TcpWork
 from allreduce.errors import AllreduceError

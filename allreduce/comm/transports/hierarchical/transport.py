@@ -26,7 +26,8 @@ from allreduce.comm.calls.members import MemberInfo
 from allreduce.comm.calls.plan import Plan
 from allreduce.comm.core import progress
 from allreduce.comm.core.locks import run_locked
-from allreduce.comm.core.transport import Transport, Work
+from allreduce.comm.core.transport import Transport
+from allreduce.comm.core.work import Work
 from allreduce.comm.transports.hierarchical.chains import make_chains
 from allreduce.comm.transports.hierarchical.control_channel import ControlChannel
 from allreduce.comm.transports.hierarchical.layout import Layout

@@ -14,7 +14,7 @@ import numpy as np
 
 from allreduce.comm.calls.call import Call, agreed_shape
 from allreduce.comm.calls.members import MemberInfo
-from allreduce.comm.core.transport import LevelWork
+from allreduce.comm.core.work import LevelWork
 from allreduce.comm.transports.mpi.calls import Collective
 from allreduce.comm.transports.mpi.messages import Message
 from allreduce.comm.transports.mpi.status_board import signature

@@ -20,7 +20,8 @@ import numpy as np
 from allreduce.comm.calls.call import MESSAGES, TEXT_BYTES, Call, bounded, digest
 from allreduce.comm.calls.call_site import Note, Place, place
 from allreduce.comm.calls.call_site import text as site_text
-from allreduce.comm.core.transport import PreparedOnDevice, Transport, Work
+from allreduce.comm.core.transport import PreparedOnDevice, Transport
+from allreduce.comm.core.work import Work
 from allreduce.comm.failures.mismatch import Side, describe
 from allreduce.comm.failures.reporter import build_error
 from allreduce.errors import AllreduceError, Finding

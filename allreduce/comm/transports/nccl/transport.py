@@ -20,7 +20,8 @@ from allreduce.comm.calls.call import MESSAGES, Array, Call
 from allreduce.comm.calls.members import MemberInfo
 from allreduce.comm.calls.plan import Plan
 from allreduce.comm.core import progress
-from allreduce.comm.core.transport import PreparedOnDevice, Transport, Work
+from allreduce.comm.core.transport import PreparedOnDevice, Transport
+from allreduce.comm.core.work import Work
 from allreduce.comm.failures.reporter import group_text
 from allreduce.comm.transports.nccl import agreement, carries, watchdog
 from allreduce.comm.transports.nccl.comparison import CallComparison, calls_text

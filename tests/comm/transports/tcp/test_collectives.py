@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from allreduce.comm import Communicator
-from allreduce.comm.core.transport import Work
+from allreduce.comm.core.work import Work
 from allreduce.errors import MismatchError
 from tests.comm.cases.collective_cases import whole
 from tests.comm.cases.tcp_cases import (
