@@ -255,8 +255,6 @@ CASES: tuple[Case, ...] = (
     Case("slice", lambda x: ops.split(x, [1, 2], axis=0)[1], [((3, 4),), ((3,),), ((3, 0),)]),
     Case("broadcast_to", lambda x: ops.tile(x, (2, 3)), ROWS),
     Case("pad", lambda x: ops.pad(x, 1, value=2.0), ROWS),
-    Case("crop", lambda x: apply("crop", x, widths=((1, 0), (0, 2))), [((3, 4),), ((1, 2),)]),
-    Case("crop", lambda x: apply("crop", x, widths=((0, 0), (1, 1))), [((0, 4),)]),
     Case("conv2d", ops.conv2d, CONVOLVED),
     Case("conv2d_images", _padded_convolution, CONVOLVED),
     Case("conv2d", lambda x, w: ops.conv2d(x, w, (2, 1), "same", (1, 2)), CONVOLVED),

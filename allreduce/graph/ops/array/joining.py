@@ -175,9 +175,10 @@ def _pad_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
     return Spec(tuple(sizes), x.dtype)
 
 
-def _inner(shape: Sequence[int], attrs: Attrs) -> tuple[slice, ...]:
+def _inner(shape: Sequence[Size], attrs: Attrs) -> tuple[slice, ...]:
+    """Return where in a padded tensor the one inside is; a named axis has no padding."""
     return tuple(
-        slice(before, size - after)
+        slice(None) if isinstance(size, Dim) else slice(before, size - after)
         for size, (before, after) in zip(shape, attrs["widths"], strict=True)
     )
 
@@ -188,21 +189,8 @@ def _pad(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
 
 
 register(
-    "pad", _pad_shape, _pad, lambda dy, y, x, attrs: [apply("crop", dy, widths=attrs["widths"])]
-)
-
-
-def _crop_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
-    (x,) = specs
-    sizes = []
-    for size, (before, after) in zip(x.shape, attrs["widths"], strict=True):
-        sizes.append(size if isinstance(size, Dim) else size - before - after)
-    return Spec(tuple(sizes), x.dtype)
-
-
-register(
-    "crop",
-    _crop_shape,
-    gradient=lambda dy, y, x, attrs: [apply("pad", dy, widths=attrs["widths"], value=0)],
-    view=lambda x, attrs: x[_inner(x.shape, attrs)],
+    "pad",
+    _pad_shape,
+    _pad,
+    lambda dy, y, x, attrs: [apply("slice", dy, index=_inner(dy.shape, attrs))],
 )
