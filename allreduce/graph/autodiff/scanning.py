@@ -269,7 +269,7 @@ def _or_zeros(tensor: Tensor | None, like: Tensor) -> Tensor:
     return functions.zeros(like.shape, like.dtype) if tensor is None else tensor
 
 
-# Run by `allreduce/graph/execute/bound_program.py`: the host repeats the body, in its
+# Run by `allreduce/graph/execute/scan_loop.py`: the host repeats the body, in its
 # own memory.
 register("scan", lambda *_: HANDLE, gradient=_gradient, kind="loop", host=True)
 register(

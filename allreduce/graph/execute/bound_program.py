@@ -1,7 +1,4 @@
-"""A program bound to memory: its instructions as Python functions, for one batch size.
-
-A scan repeats the program of its body, with the carry in two alternating buffers.
-"""
+"""A program bound to memory: its instructions as Python functions, for one batch size."""
 
 from __future__ import annotations
 
@@ -19,18 +16,17 @@ from allreduce.errors import InternalError
 from allreduce.graph.consistency.rank_check import Facts
 from allreduce.graph.core.host_future import Output
 from allreduce.graph.core.node import Node
-from allreduce.graph.core.spec import Spec
 from allreduce.graph.execute.frame import Frame, Step
 from allreduce.graph.execute.instructions import build
 from allreduce.graph.execute.inter_op_pool import InterOpPool
 from allreduce.graph.execute.native_replay import NativeReplay, is_replayable
 from allreduce.graph.execute.reports import end, order, reported, timed
+from allreduce.graph.execute.scan_loop import ScanLoop
 from allreduce.graph.execute.timing import Clock, StepTiming
 from allreduce.graph.partition.rendezvous import Rendezvous
 from allreduce.graph.schedule.program import Instruction
 from allreduce.graph.schedule.program_facts import ProgramFacts
 from allreduce.graph.trace.replica import Replica, StepInfo
-from allreduce.graph.trace.subgraph import Body
 from allreduce.reduction import Arena
 
 # How often a program is bound to new arrays for native replay, as when a batch is strided at times.
@@ -100,14 +96,14 @@ class BoundProgram:
     def _bind_scans(self) -> None:
         """Bind the body of each scan."""
         frame = self.frame
-        self._loops: list[Loop] = []
+        self._loops: list[ScanLoop] = []
         self._bodies: list[BoundProgram] = []
         for node in [each.node for each in self.program.instructions if each.node.op == "scan"]:
             facts, replica = frame.facts.of_body(node), frame.replica
             body = BoundProgram(
                 facts, replica, {}, frame.rendezvous, frame.info, None, returns=False
             )
-            loop = Loop(frame, node, body.frame, body.steps)
+            loop = ScanLoop(frame, node, body.frame, body.steps)
             frame.loops[node.id] = loop
             self._loops.append(loop)
             self._bodies.append(body)
@@ -323,81 +319,6 @@ class BoundProgram:
 
 def _nothing() -> None:
     pass
-
-
-class Loop:
-    """One scan of a frame.
-
-    The carry alternates between two buffers, or moves through one buffer per iteration if the
-    carry before each iteration is a result. An iteration never writes to the buffer that it reads.
-
-    Attributes:
-        nbytes: Bytes of the scan's buffers, without the body's frame.
-    """
-
-    def __init__(self, frame: Frame, node: Node, inner: Frame, steps: Sequence[Step]) -> None:
-        body: Body = node.attrs["body"]
-        self._frame, self._node, self._body = frame, node, body
-        self._inner, self._steps = inner, steps
-        asked = {
-            each.node.attrs["index"]
-            for each in frame.program.instructions
-            if each.node.op == "scan_result" and each.node.inputs[0] == node.id
-        }
-        self._carried = [
-            self._buffer(body.specs[i], body.length + 1 if kept in asked else 2)
-            for i, kept in zip(range(body.carries), body.kept, strict=True)
-        ]
-        self._made = {i: self._buffer(body.specs[i]) for i in body.made}
-        buffers = (*self._carried, *self._made.values())
-        self.nbytes = sum(buffer.nbytes for buffer in buffers)
-
-    def _buffer(self, spec: Spec, several: int | None = None) -> np.ndarray:
-        shape = self._frame.sizes(spec.shape)
-        return np.empty(shape if several is None else (several, *shape), spec.dtype)
-
-    def release(self) -> None:
-        """Free all memory; the loop cannot run again."""
-        vars(self).clear()
-
-    def result(self, index: int) -> np.ndarray:
-        """Return the array that holds a result after the loop has run."""
-        body = self._body
-        if index in self._made:
-            return self._made[index]
-        if index < body.carries:
-            buffer = self._carried[index]
-            return buffer[body.length % len(buffer), ...]
-        before = self._carried[body.kept.index(index)][:-1]
-        return before[::-1] if body.reverse else before
-
-    def run(self) -> None:
-        """Run all iterations."""
-        body, values = self._body, self._inner.values
-        given = [self._frame.values[i] for i in self._node.inputs]
-        inputs, outputs = body.graph.inputs, body.graph.outputs
-        behind = body.carries + body.elements
-        carries = list(zip(inputs, self._carried, outputs, strict=False))
-        elements = list(zip(inputs, given, strict=True))[body.carries : behind]
-        made = list(zip(outputs[body.carries :], self._made.values(), strict=True))
-        self._inner.info = self._frame.info
-        values.update(zip(inputs[behind:], given[behind:], strict=True))
-        for (_, buffer, _), value in zip(carries, given, strict=False):
-            buffer[0] = value
-        for i in range(body.length):
-            t = body.length - 1 - i if body.reverse else i
-            for place, buffer, _ in carries:
-                values[place] = buffer[i % len(buffer), ...]
-            for place, array in elements:
-                values[place] = array[t, ...]
-            for step in self._steps:
-                step()
-            for _, buffer, place in carries:
-                buffer[(i + 1) % len(buffer)] = values[place]
-            for place, array in made:
-                array[t] = values[place]
-        for place in inputs:  # a batch may be large, and belongs to the caller
-            values.pop(place, None)
 
 
 def last_only(frame: Frame, node: Node, step: Step) -> Step:

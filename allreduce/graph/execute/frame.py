@@ -29,7 +29,7 @@ from allreduce.reduction import Arena
 Step = Callable[[], None]
 
 
-class ScanLoop(Protocol):
+class Loop(Protocol):
     """Runs a scan's body once per element."""
 
     def run(self) -> None: ...
@@ -83,7 +83,7 @@ class Frame:
         self.works: dict[int, Work] = {}
         self.received: dict[int, Callable[[], None]] = {}
         self.clocks: dict[int, Clock] = {}
-        self.loops: dict[int, ScanLoop] = {}
+        self.loops: dict[int, Loop] = {}
         self.samples: dict[int, Any] = {}  # of values that a step makes, while it is bound
         self.runtime: dict[str, np.ndarray] = {}
         self._total_rows = sum(info.rows_per_replica or ())
