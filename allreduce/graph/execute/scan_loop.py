@@ -9,7 +9,7 @@ import numpy as np
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.spec import Spec
 from allreduce.graph.execute.frame import Frame, Step
-from allreduce.graph.trace.subgraph import Body
+from allreduce.graph.trace.subgraph import Body, results_read
 
 
 class ScanLoop:
@@ -26,11 +26,8 @@ class ScanLoop:
         body: Body = node.attrs["body"]
         self._frame, self._node, self._body = frame, node, body
         self._inner, self._steps = inner, steps
-        asked = {
-            each.node.attrs["index"]
-            for each in frame.program.instructions
-            if each.node.op == "scan_result" and each.node.inputs[0] == node.id
-        }
+        nodes = (each.node for each in frame.program.instructions)
+        asked = results_read(nodes).get(node.id, ())
         self._carried = [
             self._buffer(body.specs[i], body.length + 1 if kept in asked else 2)
             for i, kept in zip(range(body.carries), body.kept, strict=True)

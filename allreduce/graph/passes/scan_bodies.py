@@ -6,17 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from allreduce.graph.core.node import Graph, Rewriter
-from allreduce.graph.trace.subgraph import Body
+from allreduce.graph.trace.subgraph import Body, results_read
 
 
 def inside(graph: Graph, optimize: Callable[[Graph], Graph]) -> Graph:
     """Remove unread results of scans, and optimize their bodies."""
     if not any(node.op == "scan" for node in graph.nodes):
         return graph
-    asked: dict[int, set[int]] = {}
-    for node in graph.nodes:
-        if node.op == "scan_result":
-            asked.setdefault(node.inputs[0], set()).add(node.attrs["index"])
+    asked = results_read(graph.nodes)
     rewriter = Rewriter(graph)
     for node in graph.nodes:
         attrs = node.attrs

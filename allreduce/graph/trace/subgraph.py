@@ -22,6 +22,15 @@ from allreduce.graph.trace.trace import Trace
 HANDLE = Spec((), np.dtype(np.float64))
 
 
+def results_read(nodes: Iterable[Node]) -> dict[int, set[int]]:
+    """Find the results of each scan that are read, by their indices."""
+    found: dict[int, set[int]] = {}
+    for node in nodes:
+        if node.op == "scan_result":
+            found.setdefault(node.inputs[0], set()).add(node.attrs["index"])
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Body:
     """The body of a scan, and its number of iterations.

@@ -20,7 +20,7 @@ from allreduce.graph.core.op_table import lookup
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import show
 from allreduce.graph.ops.array.windows import Windows
-from allreduce.graph.trace.subgraph import Body
+from allreduce.graph.trace.subgraph import Body, results_read
 from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.update import LocalReplicas
 
@@ -249,10 +249,7 @@ def _numbers(graph: Graph, ends: Iterable[int]) -> dict[int, int]:
 
 def _lines(graph: Graph, numbers: dict[int, int]) -> Iterator[tuple[str, Fact]]:
     """Describe the numbered operations, and behind each scan its step; arguments have a name."""
-    asked: dict[int, set[int]] = {}
-    for i in numbers:
-        if graph.nodes[i].op == "scan_result":
-            asked.setdefault(graph.nodes[i].inputs[0], set()).add(graph.nodes[i].attrs["index"])
+    asked = results_read(graph.nodes[i] for i in numbers)
     for i in numbers:
         node = graph.nodes[i]
         yield _fact(node, _words(graph, node, numbers))
