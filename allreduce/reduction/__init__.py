@@ -1,6 +1,6 @@
 """Arenas, buckets and shards of gradients. Independent of graphs, so adapters use it directly."""
 
-from allreduce.reduction.arena import Arena, Layout, Span, lay_out
+from allreduce.reduction.arena import Arena, ArenaShare, Layout, Span, lay_out
 from allreduce.reduction.bucketing import (
     BUCKET_BYTES,
     Bucket,
@@ -13,6 +13,7 @@ from allreduce.reduction.sharding import ShardMode, is_large, slice_of
 __all__ = [
     "BUCKET_BYTES",
     "Arena",
+    "ArenaShare",
     "Bucket",
     "Layout",
     "ShardMode",

@@ -86,10 +86,6 @@ class Arena:
         self.completes = True  # whether it is the last one, after which parameters change
         self.digests = b""  # of the steps of the earlier micro-batches, which ranks compare
 
-    def with_own_gradients(self) -> ArenaShare:
-        """Return an arena with gradients of its own, and this one's parameters and slots."""
-        return ArenaShare(self)
-
     @property
     def count(self) -> np.ndarray:
         """The number of samples behind the gradients, as an array of one element."""

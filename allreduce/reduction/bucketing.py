@@ -7,7 +7,8 @@ Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Paralle
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import pairwise
 
 from allreduce.reduction.arena import Layout
 
@@ -44,16 +45,14 @@ class Bucket:
             found.append((span.name, slice(start, start + span.size)))
         return found
 
-    def without_header(self) -> Bucket:
-        """Return the bucket without the header."""
-        return replace(self, start=self.parameters_start)
-
 
 def plan_buckets(layout: Layout, limit: int = BUCKET_BYTES) -> tuple[Bucket, ...]:
     """Cut a layout into buckets of at most `limit` bytes; a larger parameter gets its own."""
     cuts: list[int] = []
     nbytes = 0
-    for index, size in enumerate(_span_bytes(layout)):
+    starts = [*(span.start for span in layout.spans), layout.size]
+    for index, (start, stop) in enumerate(pairwise(starts)):
+        size = (stop - start) * layout.dtype.itemsize
         if index and nbytes + size > limit:
             cuts.append(index)
             nbytes = 0
@@ -73,15 +72,6 @@ def cut_buckets(layout: Layout, cuts: Sequence[int]) -> tuple[Bucket, ...]:
             zip(begins, ends, starts, stops, strict=True)
         )
     )
-
-
-def _span_bytes(layout: Layout) -> list[int]:
-    """Return the bytes from each span's start to the next one's."""
-    ends = [*(span.start for span in layout.spans[1:]), layout.size]
-    return [
-        (end - span.start) * layout.dtype.itemsize
-        for span, end in zip(layout.spans, ends, strict=True)
-    ]
 
 
 def header_alone(layout: Layout) -> Bucket:

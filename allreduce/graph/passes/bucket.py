@@ -9,6 +9,7 @@ count and the checksum.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from allreduce.graph.core.node import Graph, Node, Rewriter
@@ -175,7 +176,8 @@ def _parts(plan: Plan, reduce: bool) -> list[Bucket]:
     apart = ShardMode.MAPPED in modes.values() or modes.get(0) is ShardMode.SCATTERED
     if not reduce or not (apart or plan.wire):
         return list(plan.buckets)
-    return [header_alone(plan.layout), *(each.without_header() for each in plan.buckets)]
+    others = (replace(each, start=each.parameters_start) for each in plan.buckets)
+    return [header_alone(plan.layout), *others]
 
 
 def _readers(rewriter: Rewriter, node: Node, plan: Plan) -> dict[Any, list[int]]:

@@ -46,6 +46,7 @@ from allreduce.graph.update.program_check import (
     synchronize,
 )
 from allreduce.graph.update.update import LocalReplicas, UpdateRule
+from allreduce.reduction import ArenaShare
 
 
 @dataclass(slots=True)
@@ -186,7 +187,7 @@ def compile_part(host: LocalReplicas, graph: Graph, rendezvous: Rendezvous) -> E
         plans = [plan for _, plan in _updates(host, graph)]
         _settle(graph)
     program = _program(partition(passes.bucket(_optimized(graph), plans, 1)))
-    arenas = {id(plan): plan.arenas[0].with_own_gradients() for plan in plans}
+    arenas = {id(plan): ArenaShare(plan.arenas[0]) for plan in plans}
     return Executor(program, replica, arenas, None, rendezvous)
 
 
