@@ -151,22 +151,15 @@ def normalize_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ..
         ShapeError: An axis is not an integer, is out of range, or is repeated.
     """
     axes = range(ndim) if axis is None else axis if isinstance(axis, Sequence) else (axis,)
-    found = {normalize_axis(each, ndim) for each in axes}
+    found = set()
+    for each in axes:
+        try:
+            index = operator.index(each)
+        except TypeError:
+            raise ShapeError(f"axis {each!r} is no integer") from None
+        if not -ndim <= index < ndim:
+            raise ShapeError(f"axis {index} is out of range for {ndim} dimensions")
+        found.add(index % ndim)
     if len(found) < len(axes):
         raise ShapeError(f"an axis is there twice in {axis}")
     return tuple(sorted(found))
-
-
-def normalize_axis(axis: int, ndim: int) -> int:
-    """Convert a negative axis to a non-negative one.
-
-    Raises:
-        ShapeError: The axis is not an integer, or is out of range.
-    """
-    try:
-        index = operator.index(axis)
-    except TypeError:
-        raise ShapeError(f"axis {axis!r} is no integer") from None
-    if not -ndim <= index < ndim:
-        raise ShapeError(f"axis {index} is out of range for {ndim} dimensions")
-    return index % ndim

@@ -141,7 +141,8 @@ class _Grouping:
         elif not name:
             name = self._between
         row = self._rows.setdefault(name, len(self._rows))
-        return self._get((node.device, kind, name), Section(node.device, kind, name, row))
+        new = Section(node.device, kind, name, row)
+        return self._found.setdefault((node.device, kind, name), new)
 
     def _repeated(self, inner: Node, scan: Node) -> Section:
         """Find the section of a scan's step: its layer's, or the scan's own."""
@@ -161,9 +162,7 @@ class _Grouping:
         assert node.device is not None, node
         key = (id(plan), part.index)
         count = sum(1 for each in self._found.values() if each.kind == UPDATE)
-        return self._get(key, Section(node.device, UPDATE, f"bucket {count}", -1))
-
-    def _get(self, key: Hashable, new: Section) -> Section:
+        new = Section(node.device, UPDATE, f"bucket {count}", -1)
         return self._found.setdefault(key, new)
 
     def _join(self, source: Node, reader: Section) -> None:

@@ -11,7 +11,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from allreduce.graph.core.node import Graph, Node, Rewriter
 from allreduce.graph.core.op_table import lookup
-from allreduce.graph.core.spec import Spec, concrete
+from allreduce.graph.core.spec import concrete
 from allreduce.graph.passes.scan_bodies import inside
 
 _ROWS = 1000  # for the layout of values; the batch size is unknown
@@ -45,14 +45,10 @@ def _laid_out(node: Node) -> np.ndarray:
     if node.op == "constant":
         value: np.ndarray = node.attrs["value"]
         return value
-    return _contiguous(node.spec)
-
-
-def _contiguous(spec: Spec) -> np.ndarray:
-    shape = concrete(spec.shape, _ROWS, _ROWS)
-    strides = [spec.dtype.itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    shape, dtype = concrete(node.spec.shape, _ROWS, _ROWS), node.spec.dtype
+    strides = [dtype.itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape))]
     # It is never read, so it takes no memory.
-    return as_strided(np.empty(1, spec.dtype), shape, strides)
+    return as_strided(np.empty(1, dtype), shape, strides)
 
 
 def _copies(node: Node, x: np.ndarray) -> bool:

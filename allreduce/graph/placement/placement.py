@@ -51,15 +51,15 @@ def place(
     """
     rewriter = Rewriter(graph)
     log: list[PlacementRow] = []
+
+    def placed(i: int) -> Node:
+        return rewriter.nodes[rewriter.moved[i]]
+
     for node in graph.nodes:
-        device, reason = choose(node, _placed(rewriter), home, available)
+        device, reason = choose(node, placed, home, available)
         rewriter.keep(put(node, device))
         log.append(PlacementRow(node.op, device, reason, node.source))
     return rewriter.finish(), log
-
-
-def _placed(rewriter: Rewriter) -> Callable[[int], Node]:
-    return lambda i: rewriter.nodes[rewriter.moved[i]]
 
 
 def put(node: Node, device: DeviceName) -> Node:

@@ -148,8 +148,3 @@ class Programs:
                     self.latest = None
                 self.like = self.liked = None
                 dropped.release()
-
-    def count_step(self) -> int:
-        """Count a step; returns its number, from 1."""
-        self.steps += 1
-        return self.steps

@@ -176,7 +176,9 @@ class Replicas:
                 self._tell(index, error)
                 return None
 
-        results = self._in_threads(guarded)
+        if self._threads is None:
+            self._threads = Threads(self.local_replicas)
+        results = self._threads.do(guarded)
         if failures:
             # Errors of the others, whose communicators were aborted, only repeat the cause.
             error = next((e for e in failures if not isinstance(e, PeerLostError)), failures[0])
@@ -187,11 +189,6 @@ class Replicas:
                 failures.clear()  # whose tracebacks hold this frame and its objects
                 del error
         return results
-
-    def _in_threads(self, work: Callable[[int], Any]) -> list[Any]:
-        if self._threads is None:
-            self._threads = Threads(self.local_replicas)
-        return self._threads.do(work)
 
     def _tell(self, index: int, error: BaseException) -> None:
         """Let the replicas that wait for this one know that it does not come."""

@@ -170,9 +170,9 @@ class Replicator(Replicas):
             compiled = None if eagerly else self._compiled(programs, fn, arguments, alone)
             for _, plan in () if compiled is None else compiled.updates:
                 self.check_update(plan.check)
-            number = programs.count_step()
+            programs.steps += 1
             step_infos = arguments.step_infos(
-                self.local_replicas, self.num_replicas_in_sync, number
+                self.local_replicas, self.num_replicas_in_sync, programs.steps
             )
             if compiled is not None:
                 programs.latest = compiled
