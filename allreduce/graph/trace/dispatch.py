@@ -96,11 +96,18 @@ def _shortened(tensor: Tensor) -> Tensor:
     return apply("round_to_bfloat16", tensor)
 
 
-def _is_short(tensor: Tensor) -> bool:
+def node_of(x: Any) -> Node | None:
+    """Return the node that makes a tensor of the current trace; None for anything else."""
     trace = current_trace()
-    if trace is None or not isinstance(tensor, TracedTensor) or tensor.trace is not trace:
+    if trace is None or not isinstance(x, TracedTensor) or x.trace is not trace:
+        return None
+    return trace.nodes[x.id]
+
+
+def _is_short(tensor: Tensor) -> bool:
+    trace, node = current_trace(), node_of(tensor)
+    if trace is None or node is None:
         return False
-    node = trace.nodes[tensor.id]
     while lookup(node.op).view is not None:
         node = trace.nodes[node.inputs[0]]
     return node.op == "round_to_bfloat16"

@@ -11,10 +11,9 @@ from allreduce.errors import ShapeError
 from allreduce.graph.core.op_table import Attrs, register
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import Dim, Shape, Spec, broadcast, show, size_of
-from allreduce.graph.core.tensor import Tensor, TracedTensor
+from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops.common import promote_together, reshaped, swap_axes, unbroadcast
-from allreduce.graph.trace.dispatch import apply
-from allreduce.graph.trace.trace import current_trace
+from allreduce.graph.trace.dispatch import apply, node_of
 
 
 def matmul(a: Any, b: Any) -> Tensor:
@@ -97,12 +96,10 @@ def _matmul_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -
 
 def _is_swapped(x: Tensor) -> bool:
     """Return whether a batch of matrices is transposed, as far as the trace shows."""
-    trace = current_trace()
-    if x.ndim < 3 or trace is None or not isinstance(x, TracedTensor) or x.trace is not trace:
+    node = node_of(x)
+    if x.ndim < 3 or node is None or node.op != "transpose":
         return False
-    node = trace.nodes[x.id]
-    leading = tuple(range(x.ndim - 2))
-    return node.op == "transpose" and node.attrs["axes"] == (*leading, x.ndim - 1, x.ndim - 2)
+    return bool(node.attrs["axes"] == (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
 
 
 register("matmul", _matmul_shape, _matmul, _matmul_gradient, is_product=True)

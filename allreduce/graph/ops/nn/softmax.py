@@ -11,11 +11,10 @@ from allreduce import _native
 from allreduce.errors import ShapeError
 from allreduce.graph.core.op_table import Attrs, register
 from allreduce.graph.core.scope import users_line
-from allreduce.graph.core.tensor import Tensor, TracedTensor
+from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops.arguments import as_axis
 from allreduce.graph.ops.common import as_floats, floats_only, same_spec, swap_axes, through_float32
-from allreduce.graph.trace.dispatch import apply
-from allreduce.graph.trace.trace import current_trace
+from allreduce.graph.trace.dispatch import apply, node_of
 
 
 def softmax(x: Any, axis: int = -1) -> Tensor:
@@ -33,11 +32,8 @@ def logits_of(x: Any) -> Tensor | None:
 
     A cross-entropy then uses the stable, fused kernel.
     """
-    trace = current_trace()
-    if trace is None or not isinstance(x, TracedTensor) or x.trace is not trace:
-        return None
-    node = trace.nodes[x.id]
-    return trace.tensor(node.inputs[0]) if node.op == "softmax" else None
+    node = node_of(x)
+    return x.trace.tensor(node.inputs[0]) if node is not None and node.op == "softmax" else None
 
 
 def _along(name: str, x: Any, axis: int) -> Tensor:
