@@ -82,6 +82,14 @@ def as_floats(x: Any) -> Tensor:
     return tensor if tensor.dtype.kind == "f" else cast(tensor, np.float64)
 
 
+def as_integers(what: str, x: Any) -> Tensor:
+    """Make a tensor of integers; refuse anything else."""
+    tensor = as_tensor(x)
+    if tensor.dtype.kind not in "iu":
+        raise UsageError(f"{users_line()}: {what} are integers, got {tensor.dtype}")
+    return tensor
+
+
 def unary(ufunc: np.ufunc, doc: str, gradient: Gradient | None = None) -> Callable[[Any], Tensor]:
     """Register a NumPy ufunc of one operand as the operator of its name; returns its function."""
 

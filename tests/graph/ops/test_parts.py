@@ -178,7 +178,7 @@ def test_small_integers_are_summed_wide() -> None:
         ("split", (X, [1, 1]), "cannot be cut into"),
         ("pad", (X, ((1, 1), (1, 1))), "needs a pair of widths for each axis"),
         ("pad", (X, -1), "sizes are 0 or more"),
-        ("take", (X, [0.5]), "needs integers for indices, got float64"),
+        ("take", (X, [0.5]), "the indices of take are integers, got float64"),
         ("take_along_axis", (X, [[0]]), r"indices \(1, 1\) do not fit"),
     ],
 )

@@ -13,7 +13,7 @@ from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import BATCH, Dim, Spec, own_axes, show
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops.arguments import as_axis, as_shape
-from allreduce.graph.ops.common import given_shape
+from allreduce.graph.ops.common import as_integers, given_shape
 from allreduce.graph.trace.dispatch import apply, as_tensor
 
 
@@ -31,7 +31,7 @@ def take(x: Any, indices: Any, axis: int = 0) -> Tensor:
     """
     tensor = as_tensor(x)
     at = as_axis("take", tensor, axis)
-    numbers = _integers("take", indices)
+    numbers = as_integers("the indices of take", indices)
     size = tensor.shape[at]
     if isinstance(size, Dim) and size.name == BATCH.name and not own_axes(numbers.shape):
         raise ShapeError(
@@ -56,18 +56,11 @@ def embedding(table: Any, numbers: Any) -> Tensor:
     rows = as_tensor(table)
     if not rows.ndim:
         raise ShapeError(f"{users_line()}: embedding needs a table (rows, …), not a scalar")
-    return apply("take", rows, _integers("embedding", numbers), axis=0, wrap=False)
+    return apply("take", rows, as_integers("the numbers of embedding", numbers), axis=0, wrap=False)
 
 
-def _integers(what: str, indices: Any) -> Tensor:
-    tensor = as_tensor(indices)
-    if tensor.dtype.kind not in "iu":
-        raise UsageError(f"{users_line()}: {what} needs integers for indices, got {tensor.dtype}")
-    return tensor
-
-
-def _checked(indices: np.ndarray, size: int, wrap: bool = True) -> np.ndarray:
-    """Return indices counted from the front; negative ones are wrong unless they wrap.
+def check_indices(indices: np.ndarray, size: int, wrap: bool) -> None:
+    """Refuse an index out of range; negative ones are, unless they wrap.
 
     They are compared in their own dtype: int64 does not hold all of uint64.
     """
@@ -84,6 +77,11 @@ def _checked(indices: np.ndarray, size: int, wrap: bool = True) -> np.ndarray:
             f"index {indices[place]} at place {show(place)} of {show(indices.shape)} is outside of "
             f"{first}…{size - 1}, an axis of {size} elements"
         )
+
+
+def _from_front(indices: np.ndarray, size: int, wrap: bool = True) -> np.ndarray:
+    """Check indices, and count them from the front."""
+    check_indices(indices, size, wrap)
     at = indices.astype(np.int64)
     return np.where(at < 0, at + size, at)
 
@@ -96,7 +94,7 @@ def _take_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
 
 def _take(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     x, indices = inputs
-    rows = _checked(indices, x.shape[attrs["axis"]], attrs["wrap"])
+    rows = _from_front(indices, x.shape[attrs["axis"]], attrs["wrap"])
     if rows.size:
         np.take(x, rows, axis=attrs["axis"], out=out, mode="clip")
 
@@ -110,7 +108,7 @@ def _scatter_add(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) ->
     dy, indices = inputs
     axis, size = attrs["axis"], out.shape[attrs["axis"]]
     out.fill(0)
-    rows = _checked(indices, size).reshape(-1)
+    rows = _from_front(indices, size).reshape(-1)
     if not rows.size or not dy.size:
         return
     before, after = out.shape[:axis], out.shape[axis + 1 :]
@@ -146,7 +144,9 @@ def take_along_axis(x: Any, indices: Any, axis: int = -1) -> Tensor:
     """
     tensor = as_tensor(x)
     at = as_axis("take_along_axis", tensor, axis)
-    return apply("take_along_axis", tensor, _integers("take_along_axis", indices), axis=at)
+    return apply(
+        "take_along_axis", tensor, as_integers("the indices of take_along_axis", indices), axis=at
+    )
 
 
 def _along_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
@@ -163,14 +163,14 @@ def _along_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
 def _along(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     x, indices = inputs
     axis = attrs["axis"]
-    out[...] = np.take_along_axis(x, _checked(indices, x.shape[axis]), axis)
+    out[...] = np.take_along_axis(x, _from_front(indices, x.shape[axis]), axis)
 
 
 def _add_along(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     dy, indices = inputs
     axis = attrs["axis"]
     out.fill(0)
-    rows = np.moveaxis(_checked(indices, out.shape[axis]), axis, -1)
+    rows = np.moveaxis(_from_front(indices, out.shape[axis]), axis, -1)
     grid = np.indices(rows.shape, sparse=True)[:-1]
     np.add.at(np.moveaxis(out, axis, -1), (*grid, rows), np.moveaxis(dy, axis, -1))
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core.op_table import Attrs, register
-from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import Dim, Spec, show
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops.arguments import as_axis, as_dtype, as_shape
+from allreduce.graph.ops.common import as_integers
 from allreduce.graph.trace.dispatch import apply, as_tensor
 
 
@@ -61,9 +61,7 @@ def one_hot(labels: Any, depth: int, dtype: Any = "float32") -> Tensor:
         UsageError: The labels are not integers, or when the step runs, one is out of range.
         ShapeError: The depth is less than 1.
     """
-    tensor = as_tensor(labels)
-    if tensor.dtype.kind not in "iu":
-        raise UsageError(f"{users_line()}: one_hot takes integers, got {tensor.dtype}")
+    tensor = as_integers("the labels of one_hot", labels)
     (classes,) = as_shape("the depth of one_hot", (depth,), smallest=1)
     if isinstance(classes, Dim):
         raise classes.unknown()

@@ -7,12 +7,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from allreduce.errors import UsageError
 from allreduce.graph.core.op_table import Attrs, register
-from allreduce.graph.core.scope import users_line
-from allreduce.graph.core.spec import Spec, show
+from allreduce.graph.core.spec import Spec
 from allreduce.graph.core.tensor import Tensor
-from allreduce.graph.ops.common import given_shape
+from allreduce.graph.ops.array.gather import check_indices
+from allreduce.graph.ops.common import as_integers, given_shape
 from allreduce.graph.trace.dispatch import apply, as_tensor
 
 
@@ -43,10 +42,12 @@ def lookup_rows(table: RemoteTable, anchor: Any, numbers: Any) -> Tensor:
         anchor: A variable in its place: an optimizer that changes it updates the rows, too.
         numbers: Integers from 0 to rows - 1, of any shape.
     """
-    rows = as_tensor(numbers)
-    if rows.dtype.kind not in "iu":
-        raise UsageError(f"{users_line()}: a table needs integers, got {rows.dtype}")
-    return apply("lookup_rows", as_tensor(anchor), rows, table=table)
+    return apply(
+        "lookup_rows",
+        as_tensor(anchor),
+        as_integers("the numbers of a table", numbers),
+        table=table,
+    )
 
 
 def _shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
@@ -58,13 +59,7 @@ def _lookup(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None
     table, numbers = attrs["table"], inputs[1]
     if not numbers.size:
         return
-    if numbers.min() < 0 or numbers.max() >= table.rows:
-        wrong = (numbers < 0) | (numbers >= table.rows)
-        place = tuple(int(i) for i in np.argwhere(wrong)[0])
-        raise UsageError(
-            f"number {numbers[place]} is outside of 0…{table.rows - 1}, the rows of the table; it "
-            f"is at position {show(place)} of {show(numbers.shape)}"
-        )
+    check_indices(numbers, table.rows, wrap=False)
     table.read(numbers.reshape(-1), out.reshape(-1, table.width))
 
 
