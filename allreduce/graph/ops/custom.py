@@ -54,7 +54,7 @@ def register_op(
     Raises:
         UsageError: The name is taken, or an argument is invalid.
     """
-    _check(name, {"shape": shape, "cpu": cpu}, {"cuda": cuda, "gradient": gradient})
+    _check(name, {"shape": shape, "cpu": cpu, "cuda": cuda, "gradient": gradient})
     label = f"operator {name!r}"
     register(
         name,
@@ -73,16 +73,16 @@ def register_op(
     return operator
 
 
-def _check(name: str, needed: Mapping[str, Any], others: Mapping[str, Any]) -> None:
+def _check(name: str, parts: Mapping[str, Any]) -> None:
     if not isinstance(name, str) or not name.isidentifier():
         raise UsageError(f"{users_line()}: an operator's name is an identifier, not {name!r}")
     if name in names():
         raise UsageError(
             f"{users_line()}: there is an operator {name!r} already; choose another name"
         )
-    given = {what: part for what, part in others.items() if part is not None}
-    for what, part in {**needed, **given}.items():
-        if not callable(part):
+    for what, part in parts.items():
+        left_out = part is None and what in ("cuda", "gradient")
+        if not callable(part) and not left_out:
             raise UsageError(
                 f"{users_line()}: operator {name!r}: {what} is a function, not {part!r:.60}"
             )

@@ -13,6 +13,7 @@ import numpy as np
 
 from allreduce import events
 from allreduce.comm import Communicator, world
+from allreduce.comm.fused_update import updates
 from allreduce.devices import Buffer, Device, lookup, options, read, write
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError, UsageError, did_you_mean
@@ -27,7 +28,6 @@ from allreduce.graph.update.sharded_update import (
     gather_slots,
     joined_slots,
     mapped_slots,
-    maps_slots,
     sharded_slots_error,
 )
 from allreduce.graph.update.update import LocalReplicas, UpdateRule
@@ -85,7 +85,9 @@ class ArenaPlan:
         self.wire = options.current().mixed_precision if self.layout.dtype == np.float32 else None
         agree_on_exchange(host, self.buckets)
         self.sharded = agree_to_shard(host, rule, self.layout, self.buckets, device)
-        self._maps_slots = bool(self.sharded) and maps_slots(host)
+        first = host.replicas[0].communicator
+        # Whether replicas read each other's slots.
+        self._maps_slots = bool(self.sharded) and first is not None and updates(first)
         self._spreads_slots = bool(self.sharded) and not self._maps_slots
         self._whole_at = 0  # the number of updates at which all replicas had all slots
         self.arenas: list[Arena] = host.on_replicas(

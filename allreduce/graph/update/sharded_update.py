@@ -63,12 +63,6 @@ def agree_to_shard(
     return {} if any(host.on_replicas(differs)) else chosen
 
 
-def maps_slots(host: LocalReplicas) -> bool:
-    """Return whether replicas can read each other's slots of sharded updates."""
-    first = host.replicas[0].communicator
-    return first is not None and updates(first)
-
-
 def _has_native(rule: UpdateRule, layout: Layout) -> bool:
     """Return whether a rule has slots and a native update."""
     if (

@@ -19,6 +19,7 @@ from allreduce.graph.ops.common import (
     unary,
     zeros_like,
 )
+from allreduce.graph.ops.fusion import Chain, Link
 from allreduce.graph.trace.dispatch import apply
 
 _float_like = floats_only(same_spec)
@@ -36,15 +37,14 @@ def _native_kernel(name: str, operands: int) -> Kernel:
     """
 
     @cache
-    def chain(dtype: int) -> _native.Chain | None:
-        return _native.chain([(name, list(range(operands)), dtype, 0)], [dtype] * operands)
+    def chain(dtype: np.dtype[Any]) -> Chain | None:
+        return Chain.of([Link(name, tuple(range(operands)), dtype)], [dtype] * operands)
 
     @through_float32
     def kernel(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
-        native = chain(out.dtype.num)
+        native = chain(out.dtype)
         assert native is not None, name
-        if not native.run(out, list(inputs)):  # an array is not aligned
-            native.run(out, [x.copy() for x in inputs])
+        native.run(out, inputs)
 
     return kernel
 
