@@ -170,18 +170,15 @@ class Inventory:
 
     def write(self, target: Any, value: Any) -> None:
         """Set an array of any device from another one, or from a number; complete on return."""
+        source = self.owner(value)
         if type(target) is np.ndarray:
-            target[...] = value if type(value) is np.ndarray else self._on_host(value)
+            target[...] = value if source is None else source.read(value)
             return
-        device, source = self.owner(target), self.owner(value)
+        device = self.owner(target)
         assert device is not None, "a device's array"
         if source is not None and source is not device:
             source.synchronize()  # each device waits for its own streams
         device.write(target, value)
-
-    def _on_host(self, value: Any) -> Any:
-        device = self.owner(value)
-        return value if device is None else device.read(value)
 
     def matching(self, pattern: str | DeviceName) -> list[Device]:
         """List the logical devices that agree with a name; the empty name agrees with all."""
