@@ -146,29 +146,29 @@ nb::object last_call(const Handle& handle, int of) {
   return nb::make_tuple(found->first, bytes_of(found->second));
 }
 
-void tell_awaited(const Handle& handle, int awaited, std::uint64_t in) {
+// Runs a function on the engine's thread, and sends what it has for the other members.
+template <class Function>
+void tell(const Handle& handle, const Function& function) {
   ask(handle, [&](Member& member) {
-    member.tell_waits(in, awaited);
+    function(member);
     member.flush();
     return true;
   });
 }
 
+void tell_awaited(const Handle& handle, int awaited, std::uint64_t in) {
+  tell(handle, [&](Member& member) { member.tell_waits(in, awaited); });
+}
+
 void tell_under_way(const Handle& handle) {
-  ask(handle, [](Member& member) {
-    member.tell_under_way();
-    member.flush();
-    return true;
-  });
+  tell(handle, [](Member& member) { member.tell_under_way(); });
 }
 
 void die(const Handle& handle, Fault fault, int member, std::uint64_t key,
          const std::string& reason) {
-  ask(handle, [&](Member& one) {
+  tell(handle, [&](Member& one) {
     const auto own = one.posted(one.index(), key);
     one.die({fault, member, one.index(), key, "", own.value_or(""), reason});
-    one.flush();
-    return true;
   });
 }
 
