@@ -207,7 +207,7 @@ void test_given_up() {
                                             : receive(member, values, round % 2 ? 0 : kAny, 0);
       if (wait(member, *work, member.index() == 0 ? 1e-3 : 60) == Outcome::expired) {
         std::this_thread::sleep_for(std::chrono::microseconds(200));
-        member.give_up_message(*work, "1");
+        member.give_up(*work, member.index(), "1");
         check(work->state.load() != State::pending, "what was given up still waits");
       }
       for (std::int64_t& x : values) x = -1;

@@ -128,8 +128,6 @@ void bind_member(nb::module_& m) {
            nb::arg("peer"), nb::arg("tag"), nb::arg("note"))
       .def("give_up", &Member::give_up, nb::arg("work"), nb::arg("blamed"), nb::arg("reason"),
            nb::call_guard<GilRelease>())
-      .def("give_up_message", &Member::give_up_message, nb::arg("work"), nb::arg("reason"),
-           nb::call_guard<GilRelease>())
       .def_rw("fast_seconds", &Member::fast_seconds)
       .def(
           "wait",

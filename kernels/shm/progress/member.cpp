@@ -314,15 +314,10 @@ void Member::give_up(const Work& work, int blamed, std::string_view reason) {
   std::lock_guard lock(mutex_);
   if (work.state.load(std::memory_order_acquire) != State::pending) return;
   explain(share_, reason);
-  group_->blame({Fault::timeout, blamed, index(), work.seq});
-  fail_all();
-}
-
-void Member::give_up_message(const Work& work, std::string_view reason) {
-  std::lock_guard lock(mutex_);
-  if (work.state.load(std::memory_order_acquire) != State::pending) return;
-  explain(share_, reason);
-  messages_.give_up(work);
+  if (is_message(work.call.collective))
+    messages_.give_up(work);
+  else
+    group_->blame({Fault::timeout, blamed, index(), work.seq});
   fail_all();
 }
 

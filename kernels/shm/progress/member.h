@@ -64,9 +64,8 @@ class Member {
   // Kills the communicator in this member's name.
   void abort(std::string_view reason);
   // Kills it because a call, or a message, took too long; unless it is complete by now. The reason
-  // is for the others to read.
+  // is for the others to read; of a message, the other side is to blame.
   void give_up(const Work& work, int blamed, std::string_view reason);
-  void give_up_message(const Work& work, std::string_view reason);
 
   bool busy() const { return pending_.load(std::memory_order_acquire) != 0 || messages_.busy(); }
   // How long a quick call waits before Python takes over: bindings/comm/fast_method.cpp.

@@ -180,12 +180,9 @@ class SharedTransport(NativeTransport[_native.Work]):
         self._local.group.set_message(self.index, 0)
 
     def _fail_by_timeout(self, native: _native.Work, waited: float) -> bool:
-        if native.seq & _native.MESSAGE:
-            self._member.give_up_message(native, wait_text(waited))
-        else:
-            missing = self._local.group.missing(native.seq)
-            blamed = next((m for m in missing if m != self.index), self.index)
-            self._member.give_up(native, blamed, wait_text(waited))
+        missing = [] if native.seq & _native.MESSAGE else self._local.group.missing(native.seq)
+        blamed = next((m for m in missing if m != self.index), self.index)
+        self._member.give_up(native, blamed, wait_text(waited))
         return native.done
 
     def _kill(self, reason: str) -> None:
