@@ -75,20 +75,15 @@ class Requests:
         channel = self.channel(task, address)
         return self.result(channel, channel.request(frame, arrays))
 
-    def result(
-        self, channel: Channel, reply: Answer, timeout: float | None = None
-    ) -> tuple[Frame, Sequence[np.ndarray]]:
+    def result(self, channel: Channel, reply: Answer) -> tuple[Frame, Sequence[np.ndarray]]:
         """Wait for an answer.
-
-        Args:
-            timeout: Seconds; None for the client's.
 
         Raises:
             TimeoutError: The task has not answered in time.
             PeerLostError: The task was lost.
             AllreduceError: The error that the task has answered with.
         """
-        channel.wait(reply, self._timeout if timeout is None else timeout)
+        channel.wait(reply, self._timeout)
         self.check(channel, reply)
         assert reply.frame is not None
         return reply.frame, reply.arrays
