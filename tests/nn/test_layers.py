@@ -259,14 +259,17 @@ def test_attention_takes_a_mask_and_other_sequences() -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: nn.Conv2D(0, 3), "Conv2D takes filters, an integer above 0, not 0"),
+        (lambda: nn.Conv2D(0, 3), "filters of Conv2D is an integer from 1, not 0"),
         (lambda: nn.Conv2D(4, (3, 0)), "the kernel_size of Conv2D: sizes are 1 or more"),
         (lambda: nn.Conv2D(4, 3, padding="some"), "Conv2D takes padding 'valid' or 'same'"),
         (lambda: nn.Conv2D(4, 3)(np.ones((2, 8, 8))), r"width, channels\), but got \(2, 8, 8\)"),
         (lambda: nn.Conv2D(4, 3, groups=3)(np.ones((2, 8, 8, 3))), "multiples of 3 groups"),
         (lambda: nn.Conv2D(4, 9)(np.ones((2, 8, 8, 3))), "windows of 9×9 do not fit images of 8×8"),
         (lambda: nn.MaxPool2D(3)(np.ones((2, 2, 2, 1))), "windows of 3×3 do not fit"),
-        (lambda: nn.BatchNorm(momentum=1.5), "BatchNorm takes momentum, a number from 0 to below"),
+        (
+            lambda: nn.BatchNorm(momentum=1.5),
+            "momentum of BatchNorm is a finite number >= 0 and < 1",
+        ),
         (lambda: nn.Embedding(4, 2)(np.array([1, -1])), "number -1 is outside of 0…3, the rows of"),
         (lambda: nn.Embedding(4, 2)([[1, 2]]), "one array, but got a list of 1; make one array"),
         (lambda: nn.Dense(2)((SEQUENCE, SEQUENCE)), "one array, but got a tuple of 2; .*Concat"),
@@ -289,9 +292,9 @@ def test_attention_takes_a_mask_and_other_sequences() -> None:
             r"'multi_head_attention.*' .* takes a mask .* here \(2, 4, 3, 3\), but got .* \(2, 7\)",
         ),
         (lambda: nn.GlobalAveragePooling2D()(SEQUENCE), "takes images .batch, height, width, chan"),
-        (lambda: nn.LayerNorm(epsilon=0), "LayerNorm takes epsilon, a number above 0"),
-        (lambda: nn.BatchNorm(epsilon=0.0), "BatchNorm takes epsilon, a number above 0"),
-        (lambda: untyped.MultiHeadAttention("two", 2), "takes num_heads, an integer above 0"),
+        (lambda: nn.LayerNorm(epsilon=0), "epsilon of LayerNorm is a .* > 0"),
+        (lambda: nn.BatchNorm(epsilon=0.0), "epsilon of BatchNorm is a .* > 0"),
+        (lambda: untyped.MultiHeadAttention("two", 2), "num_heads of Mul.* is an integer from 1"),
     ],
 )
 def test_what_a_layer_cannot_take_is_refused(call: Any, said: str) -> None:

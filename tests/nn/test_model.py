@@ -147,8 +147,8 @@ def _added_to_itself() -> None:
         ),
         (lambda: nn.Input((3,), dtype="flot"), "Input takes .* dtype .* not 'flot'"),
         (lambda: nn.Sequential([])(np.ones((1, 2))), "has no layers"),
-        (lambda: nn.Dense(0), "integer above 0"),
-        (lambda: nn.Dropout(1.0), "rate, a number from 0 to below 1"),
+        (lambda: nn.Dense(0), "units of Dense is an integer from 1"),
+        (lambda: nn.Dropout(1.0), "rate of Dropout is a finite number >= 0 and < 1"),
         (lambda: nn.Input((None, 3)), "without the batch"),  # type: ignore[arg-type]
         (lambda: nn.Dense(3, dtype="float16"), "unknown dtype"),
         (lambda: HidesItsLayer()(np.ones((1, 2))), "not one of its attributes"),

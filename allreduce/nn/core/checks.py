@@ -53,21 +53,6 @@ def check_features(layer: Layer, inputs: Tensor, expected: int) -> None:
         )
 
 
-def whole(layer: str, what: str, value: Any) -> int:
-    """Read a count, an integer above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise UsageError(f"{layer} takes {what}, an integer above 0, not {value!r:.60}")
-    return int(value)
-
-
-def between(layer: str, what: str, value: Any, low: float, high: float) -> float:
-    """Read a number from `low` to below `high`."""
-    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not number or not low <= value < high:
-        raise UsageError(f"{layer} takes {what}, a number from {low} to below {high}: {value!r}")
-    return float(value)
-
-
 def known_padding(layer: str, padding: Any) -> str:
     """Read the name of a padding."""
     if not isinstance(padding, str) or padding not in PADDINGS:

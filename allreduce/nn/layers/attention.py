@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from allreduce.devices.integers import integer
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import broadcasts_to, show
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
-from allreduce.nn.core.checks import between, whole
 from allreduce.nn.core.layer import Layer
 from allreduce.nn.layers.dense import Dense
-from allreduce.optim.checks import switch
+from allreduce.optim.checks import checked, switch
 
 
 class MultiHeadAttention(Layer):
@@ -50,10 +50,12 @@ class MultiHeadAttention(Layer):
     ) -> None:
         super().__init__(name=name, dtype=dtype, trainable=trainable)
         kind = "MultiHeadAttention"
-        self.num_heads = whole(kind, "num_heads", num_heads)
-        self.key_dim = whole(kind, "key_dim", key_dim)
-        self.value_dim = whole(kind, "value_dim", key_dim if value_dim is None else value_dim)
-        self.dropout = between(kind, "dropout", dropout, 0, 1)
+        self.num_heads = integer(f"num_heads of {kind}", num_heads, 1)
+        self.key_dim = integer(f"key_dim of {kind}", key_dim, 1)
+        self.value_dim = integer(
+            f"value_dim of {kind}", key_dim if value_dim is None else value_dim, 1
+        )
+        self.dropout = checked(f"dropout of {kind}", dropout, low=0, high=1)
         self.use_bias = switch("use_bias", use_bias)
         self.causal = switch("causal", causal)
 

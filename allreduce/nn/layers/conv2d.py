@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from allreduce.devices.integers import integer
 from allreduce.errors import ShapeError
 from allreduce.graph.core.spec import show
 from allreduce.graph.core.tensor import Tensor
@@ -11,7 +12,7 @@ from allreduce.graph.ops import functions as ops
 from allreduce.graph.ops.array.windows import Pair, as_pair
 from allreduce.graph.trace.variable import Variable
 from allreduce.nn import activations, initializers
-from allreduce.nn.core.checks import check_features, known_padding, whole
+from allreduce.nn.core.checks import check_features, known_padding
 from allreduce.nn.core.layer import Layer
 from allreduce.optim.checks import switch
 
@@ -57,8 +58,8 @@ class Conv2D(Layer):
         trainable: bool = True,
     ) -> None:
         super().__init__(name=name, dtype=dtype, trainable=trainable)
-        self.filters = whole("Conv2D", "filters", filters)
-        self.groups = whole("Conv2D", "groups", groups)
+        self.filters = integer("filters of Conv2D", filters, 1)
+        self.groups = integer("groups of Conv2D", groups, 1)
         self.kernel_size = as_pair("the kernel_size of Conv2D", kernel_size)
         self.strides = as_pair("the strides of Conv2D", strides)
         self.dilation_rate = as_pair("the dilation_rate of Conv2D", dilation_rate)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from allreduce.devices.integers import integer
 from allreduce.errors import ShapeError
 from allreduce.graph.core.spec import show
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.variable import Variable
 from allreduce.nn import activations, initializers
-from allreduce.nn.core.checks import check_features, whole
+from allreduce.nn.core.checks import check_features
 from allreduce.nn.core.layer import Layer
 from allreduce.optim.checks import switch
 
@@ -44,7 +45,7 @@ class Dense(Layer):
         trainable: bool = True,
     ) -> None:
         super().__init__(name=name, dtype=dtype, trainable=trainable)
-        self.units = whole("Dense", "units", units)
+        self.units = integer("units of Dense", units, 1)
         self.activation = activations.get(activation)
         self.use_bias = switch("use_bias", use_bias)
         initializers.get(kernel_initializer)

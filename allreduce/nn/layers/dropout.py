@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
-from allreduce.nn.core.checks import between
 from allreduce.nn.core.layer import Layer
+from allreduce.optim.checks import checked
 
 
 class Dropout(Layer):
@@ -29,7 +29,7 @@ class Dropout(Layer):
         trainable: bool = True,
     ) -> None:
         super().__init__(name=name, dtype=dtype, trainable=trainable)
-        self.rate = between("Dropout", "rate", rate, 0, 1)
+        self.rate = checked("rate of Dropout", rate, low=0, high=1)
 
     def call(self, inputs: Tensor, training: bool = False) -> Tensor:
         return ops.dropout(inputs, self.rate) if training else inputs

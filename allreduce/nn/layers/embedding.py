@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from allreduce.devices.integers import integer
 from allreduce.errors import UsageError
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.tensor import Tensor
@@ -13,7 +14,6 @@ from allreduce.graph.ops import functions as ops
 from allreduce.graph.ops.array.remote_rows import RemoteTable, lookup_rows
 from allreduce.graph.trace.variable import Variable
 from allreduce.nn import initializers
-from allreduce.nn.core.checks import whole
 from allreduce.nn.core.layer import Layer
 
 
@@ -49,8 +49,8 @@ class Embedding(Layer):
         trainable: bool = True,
     ) -> None:
         super().__init__(name=name, dtype=dtype, trainable=trainable)
-        self.input_dim = whole("Embedding", "input_dim", input_dim)
-        self.output_dim = whole("Embedding", "output_dim", output_dim)
+        self.input_dim = integer("input_dim of Embedding", input_dim, 1)
+        self.output_dim = integer("output_dim of Embedding", output_dim, 1)
         initializers.get(embeddings_initializer)
         self.embeddings_initializer = embeddings_initializer
 

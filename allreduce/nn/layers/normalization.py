@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from allreduce.errors import ShapeError, UsageError
+from allreduce.errors import ShapeError
 from allreduce.graph.core.spec import show
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.variable import Variable
 from allreduce.nn.core import calls
-from allreduce.nn.core.checks import between, check_features
+from allreduce.nn.core.checks import check_features
 from allreduce.nn.core.layer import Layer
-from allreduce.optim.checks import switch
+from allreduce.optim.checks import checked, switch
 
 
 class _Normalization(Layer):
@@ -34,9 +34,8 @@ class _Normalization(Layer):
         trainable: bool,
     ) -> None:
         super().__init__(name=name, dtype=dtype, trainable=trainable)
-        self.epsilon = between(type(self).__name__, "epsilon", epsilon, 0, 1)
-        if not self.epsilon:
-            raise UsageError(f"{type(self).__name__} takes epsilon, a number above 0: {epsilon!r}")
+        what = f"epsilon of {type(self).__name__}"
+        self.epsilon = checked(what, epsilon, low=0, high=1, above=True)
         self.center = switch("center", center)
         self.scale = switch("scale", scale)
 
@@ -119,7 +118,7 @@ class BatchNorm(_Normalization):
         trainable: bool = True,
     ) -> None:
         super().__init__(epsilon, center, scale, name, dtype, trainable)
-        self.momentum = between("BatchNorm", "momentum", momentum, 0, 1)
+        self.momentum = checked("momentum of BatchNorm", momentum, low=0, high=1)
         self.synchronized = switch("synchronized", synchronized)
 
     def build(self, input_shape: Any) -> None:
