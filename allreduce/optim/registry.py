@@ -11,6 +11,7 @@ from allreduce.errors import UsageError, unknown_name
 from allreduce.keywords import NAMED, make_again
 from allreduce.optim import schedules
 from allreduce.optim.base import Optimizer
+from allreduce.optim.options import NAMES as OPTIONS
 
 # name -> (module, class)
 TABLE: Mapping[str, tuple[str, str]] = {
@@ -57,13 +58,9 @@ def get(identifier: Any) -> Optimizer:
 
 
 def _made(kind: type[Optimizer], config: Any, custom: Mapping[str, Any]) -> Optimizer:
-    parameters = inspect.signature(kind).parameters
-    takes = list(parameters)
     if not isinstance(config, Mapping):
+        takes = [*kind.hyperparameters, *OPTIONS]
         raise UsageError(f"{kind.__name__}'s config is a dict of {takes}, not {config!r:.60}")
-    unknown = [name for name in config if name not in takes]
-    if unknown and not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-        raise unknown_name(f"argument of {kind.__name__}", unknown[0], takes)
     return make_again(
         kind,
         config,
