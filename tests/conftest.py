@@ -14,8 +14,9 @@ from allreduce.devices import set_logical_devices
 set_logical_devices("CPU", 4)
 # Ending a run of tests also ends the processes that tests have started.
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-# A shell's background jobs ignore SIGINT, and so would processes that tests start.
+# A shell's background jobs ignore these, and so would processes that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 # Where lanes take whole files, the longest go first: left for the end, they would run while the
 # other lanes have nothing to do. The first compiles on all cores, which none of the others minds.

@@ -86,7 +86,7 @@ def test_a_closed_terminal_ends_the_job(script: Write) -> None:
         pids = [int(process.stdout.readline().split()[1]) for _ in range(2)]
         os.close(terminal)
         process.send_signal(signal.SIGHUP)
-        assert process.wait(10) == 128 + signal.SIGHUP
+        assert process.wait(25) == 128 + signal.SIGHUP
         assert wait_gone(pids, 0) == []
 
 
@@ -118,7 +118,7 @@ def test_a_signal_ends_a_job_whose_output_nobody_reads(
             pids = [int(process.stderr.readline().split()[1]) for _ in range(2)]
             time.sleep(0.5)  # the pipe is full, and what is kept for it
             process.send_signal(number)
-            assert process.wait(10) == 128 + number
+            assert process.wait(25) == 128 + number
             assert wait_gone(pids, 0) == []
         finally:
             process.kill()
