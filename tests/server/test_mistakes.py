@@ -81,6 +81,22 @@ def test_an_operator_that_the_task_does_not_know_is_named(monkeypatch: pytest.Mo
         np.testing.assert_array_equal(session.run(lambda x: x + 1.0, (X,)), X + 1)
 
 
+def test_a_usage_error_in_a_users_kernel_names_its_line_in_the_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(op_table, "_TABLE", dict(op_table._TABLE))
+
+    def cpu(out: np.ndarray, inputs: Any, _: Any) -> None:
+        raise UsageError("this row is wrong")
+
+    operator = ar.register_op("wrong_in_a_task", shape=lambda specs, _: specs[0], cpu=cpu)
+    with serving(worker=1) as (server,), ar.Session(server.target, timeout=30) as session:
+        with pytest.raises(UsageError, match="this row is wrong") as caught:
+            session.run(lambda x: operator(x), (X,))
+        (note,) = caught.value.__notes__
+        assert f'{__file__}", line {cpu.__code__.co_firstlineno + 1}, in cpu' in note
+
+
 def _halves(name: str) -> dict[str, float]:
     return {"learning_rate_factor": 0.5}
 

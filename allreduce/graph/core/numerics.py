@@ -37,7 +37,7 @@ def run_now(
             op.cpu(out, inputs, attrs)
         except UsageError as error:
             line, part, _ = where()
-            raise located(error, op.name, line, part) from None
+            raise located(error, op.name, line, part) from error.__cause__
     if options.current().check_numerics:
         line, _, when = where()
         check(op.name, line, out, inputs, when)

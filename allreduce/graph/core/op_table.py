@@ -84,8 +84,9 @@ class Op:
 
 
 def located(error: UsageError, name: str, line: str, part: str) -> UsageError:
-    """Add the user's line and the layer to a kernel's error."""
-    return reworded(error, f"{line}: {f'{describe_part(part)}: ' if part else ''}{name}: {error}")
+    """Add the user's line and the layer to a kernel's error; the kernel may be the user's, too."""
+    text = f"{line}: {f'{describe_part(part)}: ' if part else ''}{name}: {error}"
+    return reworded(error, text).with_traceback(error.__traceback__)
 
 
 def cut(gradient: Any, output: Any, inputs: Sequence[Any], attrs: Attrs) -> Sequence[Any]:

@@ -99,7 +99,7 @@ def _compute(frame: Frame, node: Node) -> Step:
         try:
             kernel(out, given, attrs)
         except UsageError as error:
-            raise located(error, node.op, node.source, node.part) from None
+            raise located(error, node.op, node.source, node.part) from error.__cause__
         except Exception as error:  # the traceback does not show the user's line
             blame(error, node)
             raise
@@ -114,7 +114,7 @@ def _rehearse(
     try:
         rehearse(node, work, *arguments)
     except UsageError as error:
-        raise located(error, node.op, node.source, node.part) from None
+        raise located(error, node.op, node.source, node.part) from error.__cause__
     except Exception as error:
         blame(error, node)
         raise

@@ -196,9 +196,12 @@ class Service(task_pb2_grpc.TaskServicer):
 
 
 def failure(error: Exception, request: int) -> Frame:
-    """Describe an error for the client: with the traceback, unless its message says it all."""
+    """Describe an error for the client: with the traceback, unless its message says it all.
+
+    It does not if code of the user's has run in this task, such as a kernel.
+    """
     known = isinstance(error, AllreduceError) and not isinstance(error, InternalError)
-    shown = [] if known else [traces.text(error)]
+    shown = [] if known and traces.users_line(error) is None else [traces.text(error)]
     about = pb.Description(error=_text(error), error_kind=type(error).__name__, names=shown)
     return Frame(pb.FAILED, about, request)
 

@@ -150,6 +150,25 @@ def test_an_error_in_a_users_kernel_says_whose_it_is() -> None:
     assert place == f"operator 'wrong_for_a_test' at {__file__}:{line}"
 
 
+@pytest.mark.parametrize("in_step", [False, True])
+def test_a_usage_error_of_a_users_kernel_keeps_its_place_and_cause(in_step: bool) -> None:
+    def helper(attrs: Any) -> None:
+        try:
+            attrs["missing"]
+        except KeyError as error:
+            raise UsageError("no missing row") from error
+
+    def cpu(out: Any, inputs: Any, attrs: Any) -> None:
+        helper(attrs)
+
+    operator = ar.register_op("wrong_for_a_test", shape=lambda specs, attrs: specs[0], cpu=cpu)
+    call = ar.function(lambda x: operator(x)) if in_step else operator
+    with pytest.raises(UsageError, match="wrong_for_a_test: no missing row") as caught:
+        call(np.ones(3, np.float32))
+    assert [each.name for each in caught.traceback][-2:] == ["cpu", "helper"]
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
 @pytest.mark.parametrize(
     ("layer", "whose"),
     [("", "the gradient of the loss"), ("net/0", "the gradient of layer 'net/0'")],
