@@ -57,7 +57,9 @@ def _refuse_call(
 ) -> None:
     what = function.__name__
     if what == "__init__":  # maybe that of a private base of the class that is made
-        what = next(each for each in type(args[0]).__mro__ if _is_ours(each)).__name__
+        if not (args and _is_ours(type(args[0]))):
+            return  # a user's class: its own constructor's mistake, a TypeError as in any class
+        what = type(args[0]).__name__
     taken = inspect.signature(function).parameters.values()
     known = [each.name for each in taken if each.kind in NAMED and each.name != "self"]
     by_name = [f"{each.name}=" for each in taken if each.kind is each.KEYWORD_ONLY]

@@ -118,6 +118,24 @@ def test_a_mistake_in_ones_own_code_keeps_its_traceback() -> None:
     assert caught.traceback[-1].name == "step"
 
 
+class Noted(ar.nn.Dense):
+    def __init__(self, units: int, **options: Any) -> None:
+        super().__init__(units, **options)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "note": 1}
+
+
+def test_a_mistake_in_ones_own_constructor_is_a_type_error(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'note'"):
+        Noted(2, note=1)
+    with pytest.raises(TypeError, match="missing 2 required positional arguments: 'self' and"):
+        untyped.nn.Dense.__init__()
+    ar.nn.Sequential([ar.nn.Input((3,)), Noted(2)]).save(tmp_path / "model")
+    loaded = ar.nn.load_model(tmp_path / "model", {"Noted": Noted})
+    assert loaded.get_config()["layers"][1]["config"]["note"] == 1
+
+
 def test_a_call_without_an_argument_ends_at_the_call() -> None:
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'b'") as caught:
         untyped.ops.matmul(x)

@@ -62,7 +62,7 @@ def _made_with(
     """Construct a layer with as many of the options as its constructor's ** stands for."""
     unnamed = {key: value for key, value in options.items() if key != "name"}
     for given in (options, unnamed) if options else ():
-        with suppress(TypeError, UsageError):
+        with suppress(TypeError):
             return _made(kind, {**given, **settings}, custom)
     return make_again(
         kind, settings, lambda given: _made(kind, given, custom), lambda made: made.get_config()
