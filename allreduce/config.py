@@ -22,7 +22,7 @@ from allreduce.devices.options import (
 )
 from allreduce.errors import UsageError, unknown_name
 from allreduce.graph.core import pass_switches
-from allreduce.keywords import explain
+from allreduce.keywords import explain_all
 
 __all__ = [
     "enable_check_numerics",
@@ -216,7 +216,4 @@ class _Passes(MutableMapping[str, bool]):
 
 passes = _Passes()
 
-# Mistakes of their callers end at the call.
-for _name in __all__:
-    if callable(globals()[_name]):
-        globals()[_name] = explain()(globals()[_name])
+explain_all(globals(), __all__)

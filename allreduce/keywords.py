@@ -80,6 +80,14 @@ def unknown_argument(
     return unknown_name("argument", name, known, what)
 
 
+def explain_all(module: dict[str, Any], names: Iterable[str]) -> None:
+    """Decorate the public functions of a module, by which pickle then finds them."""
+    for name in names:
+        if callable(module[name]):
+            module[name] = explain()(module[name])
+            module[name].__module__ = module["__name__"]
+
+
 class Refusing:
     """A base class of public classes that does for their constructors what `explain` does."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -134,6 +135,11 @@ def test_a_mistake_in_ones_own_constructor_is_a_type_error(tmp_path: Path) -> No
     ar.nn.Sequential([ar.nn.Input((3,)), Noted(2)]).save(tmp_path / "model")
     loaded = ar.nn.load_model(tmp_path / "model", {"Noted": Noted})
     assert loaded.get_config()["layers"][1]["config"]["note"] == 1
+
+
+def test_public_functions_can_be_pickled() -> None:
+    for each in (ar.ops.add, ar.ops.softmax, ar.config.set_buckets, ar.config.set_pipelining):
+        assert pickle.loads(pickle.dumps(each)) is each
 
 
 def test_a_call_without_an_argument_ends_at_the_call() -> None:

@@ -112,7 +112,7 @@ from allreduce.graph.ops.nn.softmax import softmax as softmax
 from allreduce.graph.ops.random import normal as normal
 from allreduce.graph.ops.random import permutation as permutation
 from allreduce.graph.ops.random import uniform as uniform
-from allreduce.keywords import explain
+from allreduce.keywords import explain_all
 
 _PYTHON_OPERATORS = (
     *("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "matmul"),
@@ -129,9 +129,7 @@ __all__ = sorted(
 )
 
 # Where a program calls them; calls among operators need no shorter tracebacks.
-for _name in __all__:
-    globals()[_name] = explain()(globals()[_name])
-    globals()[_name].__module__ = __name__  # where pickle finds it
+explain_all(globals(), __all__)
 
 METHODS.update({name: name for name in __all__}, astype="cast")
 
