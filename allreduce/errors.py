@@ -133,6 +133,15 @@ def _is_ours(frame: FrameType) -> bool:
     return module in _LIBRARIES or module in sys.stdlib_module_names
 
 
+def raised_here(error: BaseException) -> bool:
+    """Return whether the `try` block of the caller raised an error, and no function called there.
+
+    That is so of arguments that do not fit a function's parameters, and of errors of NumPy's own.
+    """
+    trace = error.__traceback__
+    return trace is not None and trace.tb_next is None
+
+
 def leave_out_library(error: BaseException) -> None:
     """Have a traceback end at the last frame of other code, such as the user's.
 

@@ -9,7 +9,13 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, ClassVar, TypeVar, cast
 
-from allreduce.errors import AllreduceError, UsageError, leave_out_library, unknown_name
+from allreduce.errors import (
+    AllreduceError,
+    UsageError,
+    leave_out_library,
+    raised_here,
+    unknown_name,
+)
 
 # The kinds of parameters that can be given by name.
 NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
@@ -35,8 +41,7 @@ def explain(elsewhere: Mapping[str, str] = _NONE) -> Callable[[F], F]:
                 try:
                     return function(*args, **named)
                 except TypeError as error:
-                    trace = error.__traceback__
-                    if trace is not None and trace.tb_next is None:  # the function did not start
+                    if raised_here(error):  # the function did not start
                         _refuse_call(function, args, named, elsewhere)
                         leave_out_library(error)
                     raise

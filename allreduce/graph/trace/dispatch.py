@@ -10,7 +10,7 @@ import numpy as np
 
 from allreduce.devices import logical_devices, on_host, options
 from allreduce.devices.names import DeviceName
-from allreduce.errors import ShapeError, UnsupportedError, UsageError
+from allreduce.errors import ShapeError, UnsupportedError, UsageError, raised_here
 from allreduce.graph.core import seed
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.numerics import run_now
@@ -38,9 +38,9 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
         raise value.unknown()
     try:
         array = np.asarray(on_host(value, users_line), dtype=dtype)
-    except UsageError:
-        raise
     except ValueError as error:  # such as lists of several lengths
+        if not raised_here(error):
+            raise
         kind = type(value).__name__
         raise UsageError(f"{users_line()}: cannot make a tensor of a {kind}: {error}") from None
     if array.dtype == object or array.dtype.kind in "USOMm":

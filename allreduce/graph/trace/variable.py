@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from allreduce.devices import DeviceName, as_array, lookup, owner, read, write
-from allreduce.errors import ShapeError, UsageError
+from allreduce.errors import ShapeError, UsageError, raised_here
 from allreduce.graph.core.naming import unique_name
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.scope import SameDeviceAs, choose, users_line, within
@@ -68,9 +68,9 @@ class Variable(Operators):
         made = maker()
         try:
             value = np.asarray(made if owner(made) is None else read(as_array(made)), order="C")
-        except UsageError:
-            raise
         except ValueError as error:  # such as lists of several lengths
+            if not raised_here(error):
+                raise
             raise UsageError(f"variable {name!r}: {error}") from None
         if value.dtype.name not in _DTYPES:
             raise UsageError(

@@ -12,7 +12,7 @@ import numpy as np
 
 from allreduce.comm import Communicator, adopt, world
 from allreduce.devices import read, write
-from allreduce.errors import UsageError, everywhere
+from allreduce.errors import UsageError, everywhere, raised_here
 from allreduce.graph.consistency.rank_check import Fact, Facts, check, hash_of
 from allreduce.graph.core.naming import own_part
 from allreduce.graph.core.node import Graph, Node
@@ -54,8 +54,7 @@ def call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any])
     try:
         return fn(*args, **kwargs)
     except TypeError as error:
-        trace = error.__traceback__
-        if trace is not None and trace.tb_next is None:  # the function did not start
+        if raised_here(error):  # the function did not start
             raise UsageError(f"{users_line()}: {error}") from None
         raise
 

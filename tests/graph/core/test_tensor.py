@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -95,3 +95,16 @@ def test_lists_of_several_lengths_are_no_tensor() -> None:
         ops.sum(ragged)
     with pytest.raises(UsageError, match="variable 'w': setting an array element"):
         Variable(ragged, name="w")
+
+
+class Broken:
+    def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
+        raise ValueError("a mistake of its own")
+
+
+def test_an_error_of_ones_own_array_stays_as_it_is() -> None:
+    for make in (ops.sum, Variable):
+        with pytest.raises(ValueError, match="a mistake of its own") as caught:
+            make(Broken())
+        assert caught.type is ValueError
+        assert caught.traceback[-1].name == "__array__"
