@@ -13,6 +13,7 @@ from allreduce.graph.inspect.step_graph import StepGraph
 from allreduce.graph.replicate.owner import current_replicator
 from allreduce.graph.trace.per_replica import PerReplica
 from allreduce.graph.trace.trace import check_outside, current_trace
+from allreduce.graph.update.program_check import name_of
 from allreduce.keywords import explain
 
 _TRACED = "a function is traced once per signature, and Python's control flow runs while tracing"
@@ -85,5 +86,5 @@ def function(fn: Callable[..., Any]) -> Function:
     if not callable(fn):
         raise UsageError(f"ar.function decorates functions, not {type(fn).__name__}")
     if inspect.iscoroutinefunction(fn):
-        raise UsageError(f"ar.function decorates functions, not coroutines: def {fn.__name__}(…)")
+        raise UsageError(f"ar.function: {name_of(fn)} is a coroutine; write def, not async def")
     return Function(fn)
