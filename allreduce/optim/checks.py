@@ -34,7 +34,7 @@ def checked(
 
 
 def switch(name: str, value: Any) -> bool:
-    """Check an argument that is True or False; others, such as "no", are true for Python."""
-    if not isinstance(value, bool | np.bool_):
+    """Check an argument that is True or False, or 1 or 0; Python takes even "no" for true."""
+    if not isinstance(value, int | np.integer | np.bool_) or value not in (0, 1):
         raise UsageError(f"{name} is True or False, not {value!r}")
     return bool(value)
