@@ -116,8 +116,9 @@ def make_again(
 ) -> T:
     """Make an object of its class and its config.
 
-    If the constructor fixes some arguments of its base's, an inherited config has these, too; so it
-    gets those that it takes, and of those that it may pass on the ones that differ without.
+    A constructor that fixes arguments of its base inherits a config that has these, too. So if it
+    does not take the whole config, it gets the arguments that its signature names, and then also
+    those that differ in the config of the result.
 
     Args:
         config: The config, as JSON has it.

@@ -42,10 +42,10 @@ def register_op(
         shape: `(specs, attrs) -> spec`: from the inputs' `spec.shape` and `spec.dtype` to the
             output's. `specs[0]` is an output like the first input.
         cpu: `(out, inputs, attrs)`: writes the value into `out`, a C-contiguous array of the shape
-            rule's shape and dtype that overlaps no input. Inputs may be strided, and the arrays of
-            your program: it only reads them. It returns nothing, or `out`. Its value must depend on
-            inputs and attributes only: equal calls are computed once, and calls on constants once
-            for all steps. It draws no random numbers.
+            rule's shape and dtype that overlaps no input. It must not write to its inputs, which
+            may be strided, and may be arrays of your program. It returns nothing, or `out`. Its
+            value must depend on inputs and attributes only: equal calls are computed once, and
+            calls on constants once for all steps. It draws no random numbers.
         cuda: The same on CuPy arrays. The operator is placed on GPUs only if it has one. It
             enqueues work on CuPy's current stream, and does not wait for it. It is also called once
             on zeros before the first step of each batch size.

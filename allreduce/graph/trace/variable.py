@@ -64,7 +64,7 @@ class Variable(Operators):
         elif not isinstance(name, str) or not name:
             raise UsageError(f"a variable's name is text, not {name!r}")
         if not isinstance(trainable, bool | np.bool_):
-            raise UsageError(f"variable {name!r} is trainable, True or False, not {trainable!r}")
+            raise UsageError(f"trainable of variable {name!r} is True or False, not {trainable!r}")
         made = maker()
         try:
             value = np.asarray(made if owner(made) is None else read(as_array(made)), order="C")

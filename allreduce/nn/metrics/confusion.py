@@ -66,7 +66,7 @@ class _Thresholded(Metric):
         try:
             levels = np.asarray(0.5 if thresholds is None else thresholds)
             is_fit = levels.dtype.kind in "iuf" and levels.ndim < 2 and levels.size
-        except ValueError:  # a list of lists of different lengths
+        except ValueError:  # lists of several lengths
             is_fit = False
         if not is_fit or not np.all((levels >= 0) & (levels <= 1)):
             raise UsageError(

@@ -284,7 +284,6 @@ def test_what_a_step_cannot_do_is_refused() -> None:
 
 def test_numpys_bools_and_integers_are_taken() -> None:
     xs = np.array([1.0, 2.0])
-    untyped: Any = scan
     _, kept = untyped(lambda c, x: (c + x, c), np.float64(0), xs, np.int64(2), np.True_)
     assert kept.numpy().tolist() == [2.0, 0.0]
 

@@ -176,7 +176,7 @@ def _pad_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
 
 
 def _inner(shape: Sequence[Size], attrs: Attrs) -> tuple[slice, ...]:
-    """Return where in a padded tensor the one inside is; a named axis has no padding."""
+    """Return the index of the part without padding; a named axis has none."""
     return tuple(
         slice(None) if isinstance(size, Dim) else slice(before, size - after)
         for size, (before, after) in zip(shape, attrs["widths"], strict=True)
