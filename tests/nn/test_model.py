@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,20 @@ def test_set_weights_changes_what_predict_gives() -> None:
     wrong[1] = np.ones(5)
     with pytest.raises(ShapeError, match=r"0/bias' has shape \(16,\).*\(5,\)"):
         other.set_weights(wrong)
+
+
+def test_a_shape_error_in_a_models_call_keeps_its_place_in_fit() -> None:
+    class Even(nn.Model):
+        def call(self, x: Any) -> Any:
+            raise ShapeError("the rows must be even")
+
+    model = Even()
+    model.compile("sgd", "mse")
+    x = np.ones((4, 2), np.float32)
+    with pytest.raises(ShapeError, match=r"must be even \(x has shape \(4, 2\)") as caught:
+        model.fit(x, x, verbose=0)
+    assert caught.traceback[-1].name == "call"
+    assert caught.traceback[-1].path == Path(__file__)
 
 
 def test_summary_shows_layers_shapes_and_parameters(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from allreduce.devices import logical_devices, on_host, options
 from allreduce.devices.names import DeviceName
-from allreduce.errors import ShapeError, UnsupportedError, UsageError, raised_here
+from allreduce.errors import ShapeError, UnsupportedError, UsageError, raised_here, reworded
 from allreduce.graph.core import seed
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.numerics import run_now
@@ -82,7 +82,8 @@ def apply(name: str, *inputs: Any, **attrs: Any) -> Tensor:
     try:
         spec = op.shape([tensor.spec for tensor in tensors], attrs)
     except ShapeError as error:
-        raise ShapeError(f"{users_line()}: {name}: {error}") from None
+        named = reworded(error, f"{users_line()}: {name}: {error}")
+        raise named.with_traceback(error.__traceback__) from error.__cause__  # a user's rule
     trace = current_trace()
     if trace is None:
         return _run_now(op, [_concrete(tensor, name) for tensor in tensors], attrs, spec)

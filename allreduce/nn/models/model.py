@@ -11,7 +11,7 @@ import numpy as np
 from allreduce import training
 from allreduce.callbacks.history import History
 from allreduce.devices import options
-from allreduce.errors import ShapeError, UsageError
+from allreduce.errors import ShapeError, UsageError, reworded
 from allreduce.events import logger
 from allreduce.graph.core.naming import snake_case, unique_name
 from allreduce.graph.core.scope import users_line
@@ -377,7 +377,8 @@ class Model(Built):
                 shapes = " and ".join(
                     [*parts[:1], *(each.replace("has shape ", "") for each in parts[1:])]
                 )
-                raise ShapeError(f"{error} ({shapes})") from None
+                told = reworded(error, f"{error} ({shapes})")
+                raise told.with_traceback(error.__traceback__) from error.__cause__
             self._prepared[key] = lookups
         checks.known_numbers(self._prepared.get(key, ()), named)
         if isinstance(samples.y, np.ndarray) and self._steps().takes_class_numbers:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import allreduce as ar
-from allreduce.errors import UnsupportedError, UsageError
+from allreduce.errors import ShapeError, UnsupportedError, UsageError
 from allreduce.graph.core import op_table
 from allreduce.graph.core.scope import part
 from tests.graph.ops.test_docs import PAGE
@@ -167,6 +167,17 @@ def test_a_usage_error_of_a_users_kernel_keeps_its_place_and_cause(in_step: bool
         call(np.ones(3, np.float32))
     assert [each.name for each in caught.traceback][-2:] == ["cpu", "helper"]
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_shape_error_of_a_users_rule_keeps_its_place() -> None:
+    def rule(specs: Any, attrs: Any) -> Any:
+        raise ShapeError("the rows must be even")
+
+    operator = ar.register_op("wrong_for_a_test", shape=rule, cpu=lambda out, inputs, attrs: None)
+    with pytest.raises(ShapeError, match="wrong_for_a_test: the rows must be even") as caught:
+        operator(np.ones(3))
+    assert caught.traceback[-1].name == "rule"
+    assert caught.value.__notes__ == ["in the shape rule of operator 'wrong_for_a_test'"]
 
 
 @pytest.mark.parametrize(
