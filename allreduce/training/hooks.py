@@ -107,7 +107,10 @@ class Hooks:
             if error is None:
                 raise
             error.add_note(f"the other ranks could not be told: {failure}")
-            raise error from None
+            found = None
+        if found is None:  # not in the except block: there, Python replaces the error's context
+            assert error is not None, "it has a note"
+            raise error
         if found[:, 0].any():
             raise_together(self._replicator, where, error)
         self._model.stop_training = bool(found[:, 1].any())

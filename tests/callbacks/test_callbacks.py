@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from allreduce.strategies import MirroredStrategy
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import allreduce as ar
-from allreduce.errors import UsageError
+from allreduce.errors import PeerLostError, UsageError
+from allreduce.training import hooks
 from tests.nn.common import blobs, classifier
 
 untyped: Any = ar.callbacks
@@ -35,6 +37,29 @@ class Scripted(ar.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         logs["val_loss"] = self.values[epoch]
+
+
+def test_an_error_keeps_what_it_came_of_where_another_rank_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lose(*_: object) -> None:
+        raise PeerLostError("rank 1 died")
+
+    class Fails(ar.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            try:
+                logs["missing"]
+            except KeyError:
+                raise ValueError("no such log")  # noqa: B904
+
+    monkeypatch.setattr(hooks, "size_of", lambda _: 2)
+    monkeypatch.setattr(hooks, "gather_integers", lose)
+    model = SimpleNamespace(replicator=None, stop_training=False)
+    with pytest.raises(ValueError, match="no such log") as caught:
+        hooks.Hooks(model, [Fails()], {}).call("on_train_begin")
+    assert isinstance(caught.value.__context__, KeyError)
+    assert not caught.value.__suppress_context__
+    assert caught.value.__notes__ == ["the other ranks could not be told: rank 1 died"]
 
 
 def test_methods_are_called_in_keras_order_with_the_logs() -> None:
