@@ -65,7 +65,8 @@ def _refuse_call(
         if not (args and _is_ours(type(args[0]))):
             return  # a user's class: its own constructor's mistake, a TypeError as in any class
         what = type(args[0]).__name__
-    taken = inspect.signature(function).parameters.values()
+    parameters = inspect.signature(function).parameters.values()
+    taken = [each for each in parameters if not each.name.startswith("_")]  # those are ours
     known = [each.name for each in taken if each.kind in NAMED and each.name != "self"]
     by_name = [f"{each.name}=" for each in taken if each.kind is each.KEYWORD_ONLY]
     if all(each.kind is not each.VAR_KEYWORD for each in taken):

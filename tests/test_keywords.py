@@ -36,7 +36,7 @@ def _compiled() -> Any:
         (lambda: untyped.MirroredStrategy().run(abs, arg=(x,)), "run: .* did you mean 'args'"),
         (lambda: untyped.MirroredStrategy().reduce("sum", x, axs=0), "reduce: .* mean 'axis'"),
         (lambda: untyped.Server(job="ps"), "Server: unknown argument 'job': .*mean 'job_name'"),
-        (lambda: untyped.Session("grpc://h:1", timeot=1), "Session: .* did you mean 'timeout'"),
+        (lambda: untyped.Session("grpc://h:1", timeot=1), "are is_chief, secret, .* 'timeout'"),
         (lambda: untyped.callbacks.EarlyStopping(monitr="loss"), "did you mean 'monitor'"),
         (lambda: untyped.callbacks.ModelCheckpoint("m", save_best=1), "mean 'save_best_only'"),
         (lambda: untyped.callbacks.TensorBoard(profile_batch=2), "takes no profile_batch=: with"),
