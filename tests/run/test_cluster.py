@@ -6,6 +6,8 @@ import json
 import time
 from pathlib import Path
 
+import pytest
+
 from allreduce.cluster.launcher.cluster_job import free_ports
 from tests.cluster.processes import run
 from tests.harness import ROOT
@@ -90,7 +92,10 @@ def test_a_cluster_in_a_job_of_the_launcher_is_a_job_of_its_own(tmp_path: Path) 
     assert result.out.count("joined 2") == 2
 
 
-def test_ranks_take_no_place_in_a_cluster_that_the_launcher_is_in(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", ["ALLREDUCE_CLUSTER", "TF_CONFIG"])
+def test_ranks_take_no_place_in_a_cluster_that_the_launcher_is_in(
+    tmp_path: Path, named: str
+) -> None:
     script = tmp_path / "program.py"
     script.write_text(
         "import allreduce as ar\ncomm = ar.init()\n"
@@ -98,10 +103,11 @@ def test_ranks_take_no_place_in_a_cluster_that_the_launcher_is_in(tmp_path: Path
         "except ar.UsageError as error:\n    print(comm.rank, error)\n"
     )
     (port,) = free_ports(1)
-    outside = {
-        "ALLREDUCE_CLUSTER": json.dumps({"worker": [f"127.0.0.1:{port}"]}),
-        "ALLREDUCE_TASK": "worker:0",
-    }
+    spec = {"worker": [f"127.0.0.1:{port}"]}
+    outside = {"ALLREDUCE_CLUSTER": json.dumps(spec), "ALLREDUCE_TASK": "worker:0"}
+    if named == "TF_CONFIG":
+        task = {"type": "worker", "index": 0}
+        outside = {"TF_CONFIG": json.dumps({"cluster": spec, "task": task})}
     result = run([*LAUNCH, "-n", "2", str(script)], outside, deadline=60)
     assert result.code == 0, result.err
     for rank in range(2):

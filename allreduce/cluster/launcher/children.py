@@ -23,7 +23,8 @@ from allreduce.settings import PREFIX
 FILES = 3  # descriptors that each child keeps open in the launcher
 NO_LEADER = b"-"  # sent instead of an address to a world of one
 _OTHER_JOB = ("RANK", "SIZE", "LEADER", "LAUNCHED", "CLUSTER", "TASK")
-_PLACE = (MARKER, *(f"{PREFIX}{name}" for name in _OTHER_JOB))  # of the launcher in another job
+# The launcher's place in another job, or in a cluster.
+_PLACE = (MARKER, "TF_CONFIG", *(f"{PREFIX}{name}" for name in _OTHER_JOB))
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _libc = ctypes.CDLL(None, use_errno=True)  # looked up before any fork
 
