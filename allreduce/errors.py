@@ -20,6 +20,7 @@ A message names the rank, the object, the expected and the found value, and the 
 from __future__ import annotations
 
 import builtins
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from types import FrameType
 from typing import TypeVar
 
 _LIBRARIES = frozenset((__name__.partition(".")[0], "numpy"))
+_STANDARD = (os.path.dirname(os.__file__), "<frozen ")  # where Python's own files are
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
@@ -130,7 +132,9 @@ def is_user_code(frame: FrameType) -> bool:
 def _is_ours(frame: FrameType) -> bool:
     """Return whether a frame is of this library, NumPy or Python's own."""
     module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-    return module in _LIBRARIES or module in sys.stdlib_module_names
+    if module in sys.stdlib_module_names:  # else a package of the user's of the same name
+        return frame.f_code.co_filename.startswith(_STANDARD)
+    return module in _LIBRARIES
 
 
 def raised_here(error: BaseException) -> bool:

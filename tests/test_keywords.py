@@ -127,6 +127,21 @@ class Noted(ar.nn.Dense):
         return {**super().get_config(), "note": 1}
 
 
+def test_a_package_of_ones_own_may_have_the_name_of_one_of_pythons(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "__init__.py").touch()
+    (tmp_path / "code" / "steps.py").write_text("def step(x):\n    return x @ x\n")
+    program = "import numpy as np, allreduce as ar, code.steps; ar.function(code.steps.step)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}(np.ones((2, 3)))"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert "return x @ x" in done.stderr
+
+
 def test_a_mistake_in_ones_own_constructor_is_a_type_error(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'note'"):
         Noted(2, note=1)
