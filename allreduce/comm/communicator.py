@@ -255,6 +255,7 @@ class Communicator:
         finished: Work | None = self._dispatch.call(self._dispatch.meet, async_op)
         return finished
 
+    @explain()
     def send(self, x: Any, dest: int, tag: int = 0, *, async_op: bool = False) -> Any:
         """Send an array or number to one member, which calls `recv`.
 
@@ -272,6 +273,7 @@ class Communicator:
         """
         return self._dispatch.call(functools.partial(self._dispatch.send, x, dest, tag), async_op)
 
+    @explain()
     def recv(self, out: Any, source: int = ANY, tag: int = ANY, *, async_op: bool = False) -> Any:
         """Receive the first message that matches source and tag into `out`, and return `out`.
 
@@ -288,18 +290,22 @@ class Communicator:
         begin = functools.partial(self._dispatch.receive, out, source, tag)
         return self._dispatch.call(begin, async_op)
 
+    @explain()
     def broadcast_object(self, value: Any = None, *, root: int = 0, async_op: bool = False) -> Any:
         """Send the root's plain data to every member; other members' values are ignored."""
         return compound.of_objects(self._dispatch, objects.broadcast_object, async_op, value, root)
 
+    @explain()
     def gather_object(self, value: Any, *, root: int = 0, async_op: bool = False) -> Any:
         """Return a list of every member's plain data, by rank, on the root; None elsewhere."""
         return compound.of_objects(self._dispatch, objects.gather_object, async_op, value, root)
 
+    @explain()
     def all_gather_object(self, value: Any, *, async_op: bool = False) -> Any:
         """Return a list of every member's plain data, by rank."""
         return compound.of_objects(self._dispatch, objects.all_gather_object, async_op, value)
 
+    @explain()
     def split(
         self, color: int | None, key: int = 0, *, transport: str | None = None
     ) -> Communicator | None:
@@ -321,6 +327,7 @@ class Communicator:
         """
         return self._groups.split(color, key, transport)
 
+    @explain()
     def group(self, ranks: Sequence[int], *, transport: str | None = None) -> Communicator | None:
         """Make a communicator of some members; a collective call among them.
 
@@ -358,6 +365,7 @@ class Communicator:
         """
         return self._groups.across()
 
+    @explain()
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = "float32") -> NDArray[Any]:
         """Allocate an array of zeros in symmetric memory; a collective call.
 
@@ -372,6 +380,7 @@ class Communicator:
         """
         return self._dispatch.allocate(shape, dtype)
 
+    @explain()
     def plan(
         self,
         collective: str,
@@ -429,6 +438,7 @@ class Communicator:
         """
         return self._dispatch.enqueue(collective, x, Options(op, counts=counts), out)
 
+    @explain()
     def all_reduce_init(self, x: Any, *, op: str = "sum", out: Any) -> Callable[[], Work]:
         """Prepare an all_reduce of the same arrays in every step; not a collective call.
 

@@ -177,6 +177,7 @@ class Model(Built):
         """Return whether a subclass defines a `train_step` or `test_step` of its own."""
         return getattr(type(self), method) is not getattr(Model, method)
 
+    @explain()
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
     ) -> Any:
@@ -193,6 +194,7 @@ class Model(Built):
             )
         return self._steps().evaluated(y_pred, y, sample_weight)[0]
 
+    @explain()
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Compute the compiled metrics inside a `train_step`: a dict for it to return."""
         del x  # Keras's first argument; metrics are computed of outputs
