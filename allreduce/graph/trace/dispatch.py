@@ -44,8 +44,13 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
         kind = type(value).__name__
         raise UsageError(f"{users_line()}: cannot make a tensor of a {kind}: {error}") from None
     if array.dtype == object or array.dtype.kind in "USOMm":
+        kind, shape = type(value).__name__, array.shape
+        what = (
+            f"{kind} of shape {shape} and dtype {array.dtype}" if shape else f"{kind} {value!r:.60}"
+        )
         raise UsageError(
-            f"{users_line()}: cannot make a tensor of {type(value).__name__} {value!r:.60}"
+            f"{users_line()}: cannot make a tensor of {what}; it takes numbers (rows of different "
+            "lengths become objects: pad them; encode strings as integers)"
         )
     return _constant(array)
 

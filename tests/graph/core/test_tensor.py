@@ -108,3 +108,17 @@ def test_an_error_of_ones_own_array_stays_as_it_is() -> None:
             make(Broken())
         assert caught.type is ValueError
         assert caught.traceback[-1].name == "__array__"
+
+
+def test_what_is_no_number_is_no_tensor() -> None:
+    """The error names the array's dtype, not its values, and a remedy."""
+    for strings in (np.array([["0.0", "0.25"]] * 3), np.array([["a"]] * 3, object)):
+        with pytest.raises(UsageError) as caught:
+            ops.sum(strings)
+        said = str(caught.value)
+        assert (
+            f"make a tensor of ndarray of shape {strings.shape} and dtype {strings.dtype}" in said
+        )
+        assert "encode strings as integers" in said
+    with pytest.raises(UsageError, match="cannot make a tensor of str 'b'; it takes numbers"):
+        ops.add(np.ones(3), "b")
