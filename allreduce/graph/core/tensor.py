@@ -77,13 +77,13 @@ class Operators(NumpyArgument):
     __gt__ = _binary("greater")
     __ge__ = _binary("greater_equal")
 
-    def __setitem__(self, index: Any, value: Any) -> NoReturn:
-        raise UsageError(
-            f"{users_line()}: no element can be set; variable.assign(value) changes a whole "
-            "variable, and ar.ops.where makes a tensor with other elements"
-        )
+    if not TYPE_CHECKING:  # else type checkers would allow assignments, and every attribute
 
-    if not TYPE_CHECKING:  # else type checkers would believe that they have every attribute
+        def __setitem__(self, index: Any, value: Any) -> NoReturn:
+            raise UsageError(
+                f"{users_line()}: no element can be set; variable.assign(value) changes a whole "
+                "variable, and ar.ops.where makes a tensor with other elements"
+            )
 
         def __getattr__(self, name: str) -> NoReturn:
             hint = _ELSEWHERE.get(name, f"use ar.ops.{METHODS.get(name)}(x)")

@@ -74,7 +74,7 @@ def test_elements_cannot_be_set() -> None:
         with pytest.raises(
             UsageError, match=r"test_tensor.py:\d+: no element can be set; variable"
         ):
-            value[0] = 1.0
+            value[0] = 1.0  # type: ignore[index]  # for type checkers, too
 
 
 def test_attributes_of_other_libraries_name_what_does_the_same() -> None:
