@@ -298,7 +298,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Compute loss and metrics; `Model.evaluate` says what the arguments mean."""
     source, hooks, mode = _begin(
-        *(model, "evaluate", x, y, sample_weight, batch_size, verbose, steps, callbacks, data)
+        model, "evaluate", x, y, sample_weight, batch_size, verbose, steps, callbacks, data
     )
     with closing(source), Epoch("evaluate", source.steps, mode, model.replicator) as shown:
         values, found = loop.measure(model, source.epoch(), shown, hooks)
@@ -321,7 +321,7 @@ def predict(
 ) -> Any:
     """Compute the outputs; `Model.predict` says what the arguments mean."""
     source, hooks, mode = _begin(
-        *(model, "predict", x, None, None, batch_size, verbose, steps, callbacks, SAME)
+        model, "predict", x, None, None, batch_size, verbose, steps, callbacks, SAME
     )
     with closing(source), Epoch("predict", source.steps, mode, model.replicator) as shown:
         outputs = loop.predict(model, source.epoch(), shown, hooks)
