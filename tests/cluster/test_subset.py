@@ -69,7 +69,7 @@ def test_an_exchange_waits_for_the_members_and_nobody_else() -> None:
     waiter.start()
     assert not passed.wait(0.1)
     second.exchange("b", b"", 10)
-    waiter.join(10)
+    waiter.join(25)
     assert passed.is_set()
 
 

@@ -136,7 +136,7 @@ def test_close_waits_for_the_call_of_another_thread() -> None:
         thread = in_thread(lambda: comm.all_gather_object(0), said)
         until_in_a_compound_call(comm)
         comm.close()
-        thread.join(10)
+        thread.join(25)
         return said[0]
 
     first: list[Communicator] = []
@@ -155,7 +155,7 @@ def test_a_member_that_does_not_come_is_named(
 
     def member(comm: Communicator) -> None:
         if comm.rank == 1:
-            given_up.wait(10)
+            given_up.wait(25)
             return
         with pytest.raises(errors.TimeoutError, match=r"gave up scatter\(root=0\) #0") as caught:
             comm.scatter(np.ones(2))
@@ -342,10 +342,10 @@ def test_what_has_started_is_waited_for_while_another_thread_is_in_such_a_call()
             assert isinstance(transport, FastTransport)
             quick = [comm._dispatch.fast_path]  # off: nothing may come in between
             over.set()
-            thread.join(10)
+            thread.join(25)
             assert [*quick, comm._dispatch.fast_path] == [None, transport.native]
             return [*got, *said]
-        over.wait(10)
+        over.wait(25)
         return [*work.wait(5).tolist(), comm.broadcast_object("x", root=1)]
 
     assert run_threads(call, 2) == [[0, 1, "x"]] * 2

@@ -135,7 +135,7 @@ def test_whatever_raises_in_the_middle_leaves_no_array_to_a_step(
     def call(comm: Communicator) -> str:
         x = np.ones(COUNT, np.float32)
         if comm.rank == 1:
-            dead.wait(10)
+            dead.wait(25)
             with pytest.raises(PeerLostError, match="a collective was left in the middle"):
                 comm.all_reduce(x)
             return "told"
@@ -157,7 +157,7 @@ def test_close_completes_the_call_of_another_thread() -> None:
 
     def call(comm: Communicator) -> float:
         if comm.rank == 1:
-            closing.wait(10)
+            closing.wait(25)
             return float(comm.all_reduce(np.ones(COUNT))[0])
         results: list[float] = []
         thread = threading.Thread(
@@ -168,7 +168,7 @@ def test_close_completes_the_call_of_another_thread() -> None:
             assert thread.is_alive()
         closing.set()
         comm._dispatch.transport.close(drain=True)
-        thread.join(10)
+        thread.join(25)
         return results[0]
 
     assert run_threads(call, 2) == [2.0, 2.0]

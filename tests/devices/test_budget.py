@@ -68,7 +68,7 @@ def test_memory_is_found_in_garbage_that_another_thread_collects(limited: Device
         Slow()
         other = threading.Thread(target=limited.allocate, args=(50_000,))
         other.start()
-        assert begun.wait(10)
+        assert begun.wait(25)
         assert limited.allocate(40_000).nbytes == 40_000
         other.join()
     finally:

@@ -70,7 +70,7 @@ def test_threads_that_race_to_the_first_use_get_the_same_devices(here: Inventory
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(25)
     assert len(seen) == 4
     assert len(set(map(id, seen))) == 1
 

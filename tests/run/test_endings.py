@@ -237,7 +237,7 @@ def test_a_closed_output_ends_the_job(script: Write) -> None:
         assert process.stdout is not None
         pids = {int(process.stdout.readline().split()[1]) for _ in range(50)}
         process.stdout.close()
-        assert process.wait(10) == 128 + signal.SIGPIPE
+        assert process.wait(25) == 128 + signal.SIGPIPE
         assert wait_gone(list(pids), 1) == []
 
 

@@ -150,5 +150,5 @@ def test_a_slow_reader_gets_everything(script: Write) -> None:
         assert process.stdout is not None
         time.sleep(0.5)
         lines = process.stdout.read().splitlines()
-        assert process.wait(10) == 0
+        assert process.wait(25) == 0
     assert [int(line.split()[1]) for line in lines] == list(range(30000))

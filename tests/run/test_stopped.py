@@ -50,7 +50,7 @@ def test_a_stopped_rank_that_keeps_the_job_is_named_once(script: Write, tmp_path
         assert line == f"[allreduce.run] waiting for rank 1 ({state})\n"
         gate.touch()
         os.kill(rank, signal.SIGCONT)
-        assert process.wait(10) == 0
+        assert process.wait(25) == 0
         assert not process.stderr.read()
 
 
@@ -63,7 +63,7 @@ def test_ctrl_c_ends_a_job_whose_last_rank_is_in_a_debugger(script: Write, tmp_p
             state = f"process {rank} is stopped, by a debugger"
             assert line == f"[allreduce.run] waiting for rank 1 ({state})\n"
             process.send_signal(signal.SIGINT)
-            assert process.wait(10) == 130
+            assert process.wait(25) == 130
             interrupted, held = process.stderr.read().splitlines()
             assert interrupted == "[allreduce.run] interrupted; ending rank 1"
             assert f"rank 1 (process {rank}) is dead, but process {os.getpid()}" in held

@@ -59,7 +59,7 @@ def processes(spec: ClusterSpec) -> Iterator[dict[str, subprocess.Popen[str]]]:
         for each in started.values():
             each.kill()
         for each in started.values():
-            each.communicate(timeout=10)
+            each.communicate(timeout=25)
 
 
 def as_tf_config(spec: ClusterSpec, job: str, task: int) -> str:

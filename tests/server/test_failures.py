@@ -368,7 +368,7 @@ def test_only_a_task_that_ends_in_good_order_ends_join(tmp_path: Path) -> None:
     finally:
         for each in started:
             each.kill()
-            each.communicate(timeout=10)
+            each.communicate(timeout=25)
 
 
 VANISHING = """
@@ -405,5 +405,5 @@ def test_a_client_that_vanishes_frees_its_steps_and_graphs() -> None:
             (part,) = ps.worker._parts.values()
         finally:
             client.kill()
-            client.communicate(timeout=10)
+            client.communicate(timeout=25)
         _until(lambda: not part.running and not ps.worker._parts and not worker.worker._parts)

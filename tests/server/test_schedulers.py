@@ -93,4 +93,4 @@ def test_the_kubernetes_manifest_starts_a_cluster(tmp_path: Path) -> None:
     finally:
         for each in started.values():  # the operator ends the servers, too
             each.kill()
-            each.communicate(timeout=10)
+            each.communicate(timeout=25)

@@ -79,7 +79,7 @@ def test_random_kills_and_stops_of_each_role(
                 continue
             assert error is not None, f"round {turn}: nobody noticed that {victim} was killed"
             assert f"/job:{job}/task:{task}" in str(error), f"round {turn}: {victim}: {error}"
-            started[victim].communicate(timeout=10)
+            started[victim].communicate(timeout=25)
             started[victim] = start_task(spec, job, int(task))
             session.assign(v, np.zeros(2, np.float32))
             np.testing.assert_array_equal(session.run(step, args=(X,)), [8, 8])

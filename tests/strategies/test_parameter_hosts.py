@@ -80,7 +80,7 @@ def _job(
         for each in started:
             each.kill()
         for each in started:
-            each.communicate(timeout=10)
+            each.communicate(timeout=25)
 
 
 @pytest.mark.parametrize(

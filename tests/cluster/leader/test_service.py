@@ -317,7 +317,7 @@ def test_closing_stays_for_members_that_are_still_there() -> None:
         joined[1].store.set("k", b"still served")
         assert joined[1].store.get("k", 5) == b"still served"
         joined[1].close()
-        closing.join(5)
+        closing.join(25)
         assert not closing.is_alive()
 
 

@@ -36,7 +36,7 @@ def of_thread(attempt):
     said = []
     thread = threading.Thread(target=lambda: said.append(refusal(attempt)), daemon=True)
     thread.start()
-    thread.join(5)
+    thread.join(25)
     return said and "calls of the main thread only" in said[0]
 
 def of_child(attempt):

@@ -90,7 +90,7 @@ def test_a_call_that_is_interrupted_after_its_start_touches_no_array_later(
     def call(comm: Communicator) -> str:
         x = np.ones(COUNT)
         if comm.rank == 1:
-            over.wait(10)
+            over.wait(25)
             with pytest.raises(errors.PeerLostError, match=INTERRUPTED):
                 comm.all_reduce(x, prescale=2.0)
             late.set()
@@ -102,7 +102,7 @@ def test_a_call_that_is_interrupted_after_its_start_touches_no_array_later(
         over.set()
         with pytest.raises(errors.ClosedError, match=INTERRUPTED):
             comm.barrier()
-        late.wait(10)
+        late.wait(25)
         assert x.max() < 4  # as after the factor at most: nothing has been added
         return "dead"
 
@@ -180,7 +180,7 @@ def test_the_interrupt_of_one_thread_is_not_raised_in_another(
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    thread.join(10)
+    thread.join(25)
     assert [type(one) for one in caught] == [KeyboardInterrupt]
     with pytest.raises(errors.ClosedError, match=INTERRUPTED):
         work.wait(5)

@@ -36,7 +36,7 @@ def test_calls_go_on_in_a_thread_while_this_one_waits_for_something_else() -> No
             time.sleep(0.001)
         assert all(work.settled for work in works)
         (thread,) = progress._helpers
-    thread.join(5)
+    thread.join(25)
     assert not thread.is_alive()
     assert not progress._helpers
     for comm in comms:

@@ -63,7 +63,7 @@ def test_a_handler_may_abort_whatever_it_interrupts(
             if at == "error":
                 comm.abort("over")
             else:  # a call that all have begun may complete
-                aborted.wait(10)
+                aborted.wait(25)
             with pytest.raises(AllreduceError):
                 comm.all_reduce(np.ones(COUNT))
             return "told"
@@ -138,7 +138,7 @@ def test_close_ends_the_wait_of_another_thread(
 
     def call(comm: Communicator) -> str | None:
         if comm.rank == 1:
-            waiting.wait(10)
+            waiting.wait(25)
             return None
         work = comm.all_reduce(np.ones(COUNT), async_op=True)
         caught: list[AllreduceError] = []
@@ -153,7 +153,7 @@ def test_close_ends_the_wait_of_another_thread(
         thread.start()
         time.sleep(0.02)  # it waits by now
         comm._close(drain=False)
-        thread.join(10)
+        thread.join(25)
         waiting.set()
         return f"{type(caught[0]).__name__}: {caught[0]}"
 

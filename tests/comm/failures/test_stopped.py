@@ -221,12 +221,12 @@ def test_one_that_is_stopped_is_not_blamed_for_what_another_has_not_begun(
             comm.all_reduce(np.ones(3), async_op=True)
             posted.set()
         if comm.rank:
-            over.wait(10)
+            over.wait(25)
             return None
         if message:
             work = comm.recv(np.zeros(3), source=2, async_op=True)
         else:
-            posted.wait(10)
+            posted.wait(25)
             work = comm.all_reduce(np.ones(3), async_op=True)
         with pytest.raises(errors.TimeoutError) as caught:
             work.wait(0.3)

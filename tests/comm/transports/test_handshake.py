@@ -52,7 +52,7 @@ def shake(caller: Credentials, listener: Credentials) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(5)
+        thread.join(25)
     for end in ends:
         end.close()
     return outcomes

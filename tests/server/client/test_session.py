@@ -330,7 +330,7 @@ def test_a_lost_task_is_named_and_its_variables_can_be_restored() -> None:
         with pytest.raises((PeerLostError, TimeoutError), match=r"/job:ps/task:0"):
             session.run(step)
         assert session.tasks()["/job:ps/task:0"] is False
-        tasks["ps:0"].communicate(timeout=10)
+        tasks["ps:0"].communicate(timeout=25)
         tasks["ps:0"] = start_task(spec, "ps", 0)
         with pytest.raises(PeerLostError, match=r"has restarted, and the values of .*'v'"):
             _until_it_serves(lambda: session.run(step))

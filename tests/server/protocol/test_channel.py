@@ -24,7 +24,7 @@ from tests.server.protocol.connected import connected
 def test_a_frame_may_have_thousands_of_arrays() -> None:
     with connected() as ends:
         ends.send(*(np.full(3, i) for i in range(3000)))
-        found = ends.received.get(timeout=10)
+        found = ends.received.get(timeout=25)
         assert [int(each[0]) for each in found] == list(range(3000))
 
 
@@ -39,7 +39,7 @@ def test_arrays_of_any_size_order_and_type_arrive_as_they_were() -> None:
     with connected() as ends:
         for arrays in orders:
             ends.send(*arrays)
-            found = ends.received.get(timeout=10)
+            found = ends.received.get(timeout=25)
             assert [each.dtype for each in found] == [each.dtype for each in arrays]
             for each, sent in zip(found, arrays, strict=True):
                 np.testing.assert_array_equal(each, sent)
@@ -54,7 +54,7 @@ def test_a_frame_that_comes_byte_by_byte_is_read() -> None:
         for byte in head + announced + sent.tobytes():
             ends.sender._socket.sendall(bytes([byte]))
             time.sleep(0.001)
-        assert ends.received.get(timeout=10)[0].tolist() == [0, 1, 2, 3, 4]
+        assert ends.received.get(timeout=25)[0].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_a_dtype_that_does_not_travel_is_refused_before_anything_is_sent() -> None:
@@ -62,14 +62,14 @@ def test_a_dtype_that_does_not_travel_is_refused_before_anything_is_sent() -> No
         with pytest.raises(UnsupportedError, match="bfloat16 does not travel to b; cast it"):
             ends.send(np.zeros(3, ml_dtypes.bfloat16))
         ends.send(np.ones(3))
-        assert ends.received.get(timeout=10)[0].tolist() == [1, 1, 1]
+        assert ends.received.get(timeout=25)[0].tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("content", [b"\xff" * 40, b"\x0a"])
 def test_bytes_that_are_no_frame_end_the_connection(content: bytes) -> None:
     with connected() as ends:
         ends.sender._socket.sendall(FrameSocket.head(len(content), pb.TENSOR, 0, 0) + content)
-        assert ends.reasons.get(timeout=5)
+        assert ends.reasons.get(timeout=25)
         assert ends.receiver.ended
         with pytest.raises(queue.Empty):
             ends.received.get(timeout=0.2)
@@ -81,7 +81,7 @@ def test_an_error_of_what_handles_a_frame_ends_the_connection() -> None:
 
     with connected(fail) as ends:
         ends.send(np.ones(3))
-        assert ends.reasons.get(timeout=5)
+        assert ends.reasons.get(timeout=25)
         assert ends.receiver.ended == "MemoryError: none left"
 
 
@@ -130,7 +130,7 @@ def test_an_end_that_says_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> No
     for each in (handle, None):
         ours, theirs = socket.socketpair(socket.AF_UNIX)
         made = Channel(ours, "b", each, lose)
-        assert "has sent nothing for" in lost.get(timeout=5)
+        assert "has sent nothing for" in lost.get(timeout=25)
         assert made.ended
         theirs.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,7 +30,7 @@ def test_arrays_of_all_sizes_arrive(ends: Ends) -> None:
     for size in (0, 1, LARGE - 1, LARGE, LARGE + 1, 3 * LARGE):
         sent: list[np.ndarray] = [random.random((size, 1), np.float32), np.arange(size)]
         ends.send(*sent)
-        for one, other in zip(ends.received.get(timeout=10), sent, strict=True):
+        for one, other in zip(ends.received.get(timeout=25), sent, strict=True):
             np.testing.assert_array_equal(one, other)
             assert one.shape == other.shape
 
@@ -42,7 +41,7 @@ def test_a_segment_is_used_again_when_its_array_is_gone(
     numbers = set()
     for step in range(20):
         ends.send(np.full(LARGE, step, np.float32))
-        part = ends.received.get(timeout=10)[0][3:5]  # a view keeps it
+        part = ends.received.get(timeout=25)[0][3:5]  # a view keeps it
         assert part.tolist() == [step, step]
         numbers.add(ends.frames[-1].about.arrays[0].segment)
         if step == 10:
@@ -58,7 +57,7 @@ def test_arrays_that_are_kept_do_not_keep_others_from_coming(
     kept = []
     for step in range(segments.MOST_SEGMENTS + 3):
         ends.send(np.full(LARGE, step, np.float32))
-        kept.append(ends.received.get(timeout=10)[0])
+        kept.append(ends.received.get(timeout=25)[0])
     assert ends.frames[-1].about.arrays[0].segment == 0  # it came by the socket
     assert [int(each[-1]) for each in kept] == list(range(len(kept)))
 
@@ -68,15 +67,14 @@ def test_a_segment_that_was_never_sent_ends_the_connection(
 ) -> None:
     about = pb.Description(arrays=[pb.Array(dtype="<f4", shape=[LARGE], segment=7)])
     ends.sender.send(Frame(pb.TENSOR, about))
-    with pytest.raises(queue.Empty):
-        ends.received.get(timeout=1)
-    assert "segment 7, which is not there" in ends.receiver.ended
+    assert "segment 7, which is not there" in ends.reasons.get(timeout=25)
+    assert ends.received.empty()
 
 
 def test_a_larger_segment_takes_the_place_of_a_small_one(ends: Ends) -> None:
     for size in range(1, segments.MOST_SEGMENTS + 3):
         ends.send(np.full(size * LARGE, size, np.float32))
-        assert ends.received.get(timeout=10)[0].tolist() == [size] * (size * LARGE)
+        assert ends.received.get(timeout=25)[0].tolist() == [size] * (size * LARGE)
     assert ends.frames[-1].about.arrays[0].segment > 0
 
 
@@ -88,7 +86,7 @@ def test_an_array_that_is_computed_in_a_segment_is_not_copied(ends: Ends) -> Non
         array = reserved.view(np.float32).reshape(2, -1)
         array[...] = step
         ends.send(array)
-        found = ends.received.get(timeout=10)[0]
+        found = ends.received.get(timeout=25)[0]
         array[0, 0] = -1.0  # both ends have the same memory
         assert found[0, 0] == -1.0
         assert found[1].tolist() == [step] * (LARGE // 2)
@@ -107,7 +105,7 @@ def test_a_segment_that_was_reserved_for_nothing_serves_other_arrays(ends: Ends)
     assert 0 < sum(each is not None for each in taken) < segments.MOST_SEGMENTS
     for reserved in (taken, []):
         ends.send(np.full(LARGE, 3, np.float32))
-        assert ends.received.get(timeout=10)[0].tolist() == [3] * LARGE
+        assert ends.received.get(timeout=25)[0].tolist() == [3] * LARGE
         assert ends.frames[-1].about.arrays[0].segment > 0
         reserved.clear()
     assert ends.sender.reserve(4 * LARGE) is not None
@@ -115,7 +113,7 @@ def test_a_segment_that_was_reserved_for_nothing_serves_other_arrays(ends: Ends)
 
 def test_a_child_made_by_fork_frees_no_segment_of_its_parent(ends: Ends) -> None:
     ends.send(np.ones(LARGE, np.float32))
-    kept = ends.received.get(timeout=10)[0]
+    kept = ends.received.get(timeout=25)[0]
     child = os.fork()
     if child == 0:
         del kept
@@ -123,7 +121,7 @@ def test_a_child_made_by_fork_frees_no_segment_of_its_parent(ends: Ends) -> None
     os.waitpid(child, 0)
     for _ in range(segments.MOST_SEGMENTS):
         ends.send(np.full(LARGE, 2, np.float32))
-        ends.received.get(timeout=10)
+        ends.received.get(timeout=25)
     assert set(kept.tolist()) == {1.0}
 
 

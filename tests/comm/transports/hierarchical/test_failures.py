@@ -103,7 +103,7 @@ def test_members_that_never_come_are_named_and_then_all_is_over(
 
     def call(comm: Communicator) -> None:
         if comm.rank % 2:
-            over.wait(10)
+            over.wait(25)
             comm.barrier()
         work = comm.all_reduce(np.ones(100000), async_op=True)
         try:
@@ -266,7 +266,7 @@ def test_a_call_is_settled_when_its_parts_have_ended_not_when_another_member_say
 
     def call(comm: Communicator) -> None:
         if comm.rank:
-            started.wait(10)
+            started.wait(25)
             comm.abort("enough")
             return
         work = comm.all_reduce(np.ones(1000), async_op=True)
@@ -294,7 +294,7 @@ def test_the_end_of_a_smaller_communicator_is_told_as_it_was(interrupted: bool) 
             if comm.rank != 2:
                 comm.all_reduce(np.ones(1000))
         finally:
-            over.wait(10)
+            over.wait(25)
 
     outcomes = settle_threads(call, 3)
     for rank in (0, 1):

@@ -26,7 +26,7 @@ def test_a_connection_that_is_dropped_for_another_is_not_read_any_more(
     def hold(_: Acceptor) -> None:  # between two turns
         if held.is_set():
             inside.set()
-            release.wait(5)
+            release.wait(25)
 
     monkeypatch.setattr(Acceptor, "_hear", hold)
     outcomes: list[object] = []
@@ -53,11 +53,11 @@ def test_a_connection_that_is_dropped_for_another_is_not_read_any_more(
             while not reception._callers and thread.is_alive():
                 time.sleep(0.01)
             held.set()
-            assert inside.wait(5)
+            assert inside.wait(25)
             with socket.create_connection((host, port)):
                 os.close(low)  # the second one's, so that the first one's is nobody's
                 first.sendall(b"allreduce")
                 release.set()
-                thread.join(10)
+                thread.join(25)
     assert len(outcomes) == 1
     assert isinstance(outcomes[0], errors.TimeoutError), outcomes

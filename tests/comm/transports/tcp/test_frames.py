@@ -68,7 +68,7 @@ def peer() -> Iterator[Peer]:
         for sock in (words, data):
             sock.settimeout(2)
         yield Peer(member, words, data)
-    assert member.leave(2).wait(4)
+    assert member.leave(2).wait(25)
 
 
 def frame(
@@ -101,7 +101,7 @@ def test_the_frames_of_this_test_are_those_of_a_member() -> None:
     with peer() as other:
         work, _, guarded = begin(other)
         other.send(good())
-        assert work.wait(5)
+        assert work.wait(25)
         assert (guarded[GUARD:-GUARD] == 2).all()
         assert (guarded[:GUARD] == 77).all()
         assert (guarded[-GUARD:] == 77).all()
@@ -260,4 +260,4 @@ def test_last_words_reach_a_peer_that_speaks_when_another_one_dies() -> None:
         assert header[5] >> 8 & 0xFFFFFF == 1  # the culprit
         for sock in speaking:
             sock.close()
-        assert member.leave(2).wait(4)
+        assert member.leave(2).wait(25)

@@ -66,7 +66,7 @@ def shake(caller: Credentials, hello: Hello = HELLO) -> tuple[Any, Any]:
             handshake.call(ours, caller, hello.pack())
         except (HandshakeError, OSError) as error:
             outcomes[0] = error
-    thread.join(5)
+    thread.join(25)
     return outcomes[0], outcomes[1]
 
 
@@ -265,7 +265,7 @@ def test_slow_strangers_are_dropped_after_their_time(
     outcomes = meet(worlds(2), intrude=intrude)
     assert all(isinstance(outcome, Mesh) for outcome in outcomes), outcomes
     for thread in threads:
-        thread.join(5)
+        thread.join(25)
     assert len(dropped) == 2
     assert max(dropped) < 0.9  # while the members still met
     close(outcomes)
@@ -305,7 +305,7 @@ def test_who_has_the_secret_still_gets_no_place_but_its_own(
     assert call() == taken
     for own in ({"channel": 0}, {"rank": 1, "caller": 1}, {"rank": 1, "caller": 1, "channel": 0}):
         assert call(**own) == "welcome"
-    thread.join(5)
+    thread.join(25)
     assert not thread.is_alive()
     assert sorted(mesh.sockets) == [(0, 1, 0), (0, 1, 1), (0, 2, 0), (0, 2, 1)]
     mesh.close()

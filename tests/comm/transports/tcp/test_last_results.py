@@ -70,7 +70,7 @@ def three() -> Iterator[Three]:
     yield made
     for index in (1, 2):
         made.hang_up(index)
-    assert made.member.leave(1).wait(2)
+    assert made.member.leave(1).wait(25)
 
 
 def ended(member: _native.TcpMember) -> str | None:
@@ -85,7 +85,7 @@ def test_a_mismatch_lets_an_earlier_call_complete() -> None:
         assert not played.first.wait(0.4)
         assert ended(played.member) is None
         played.send_data()
-        assert played.first.wait(2)
+        assert played.first.wait(25)
         assert (played.out == 1).all()
         assert not played.second.wait(2)
         assert ended(played.member) == "mismatch"
@@ -98,7 +98,7 @@ def test_a_mismatch_that_another_tells_lets_an_earlier_call_complete() -> None:
         played.hang_up(2)  # it had the result
         assert not played.first.wait(0.4)
         played.send_data()
-        assert played.first.wait(2)
+        assert played.first.wait(25)
         assert not played.second.wait(2)
         assert ended(played.member) == "mismatch"
 
@@ -145,7 +145,7 @@ def test_one_that_has_left_lets_an_earlier_call_complete() -> None:
         played.hang_up(2)
         assert not played.first.wait(0.4)
         played.send_data()
-        assert played.first.wait(2)
+        assert played.first.wait(25)
         assert not played.second.wait(2)
         assert ended(played.member) == "left"
 
