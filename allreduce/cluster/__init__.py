@@ -45,8 +45,8 @@ PRECEDENCE: tuple[tuple[str, str], ...] = (
 )
 
 _joining = threading.Lock()
-# Of this process's next world; equal on all ranks, because they join together. After a failed join
-# the next attempt gets the same.
+# The number of this process's next world: equal on all ranks, because they join together. After a
+# failed join, the next attempt has the same number.
 _generation = 1
 
 

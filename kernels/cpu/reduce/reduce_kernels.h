@@ -64,8 +64,8 @@ using Reduce = void (*)(const void* const* in, int n, void* const* out, int m, s
 using Copy = void (*)(void* to, const void* from, std::size_t bytes);
 // Moves `shared` to `to`, and `next` to `shared`; without `next`, zeros.
 using Swap = void (*)(void* to, void* shared, const void* next, std::size_t bytes);
-// The same, storing past the caches where it moves `shared` to; with `next`, it so copies `own`,
-// where there is some, to `kept`, which lies as far into a cache line as `to`.
+// As Swap, with stores past the caches to `to`. With `next`, it copies `own`, unless that is null,
+// to `kept` in the same way; `kept` lies as far into a cache line as `to`.
 using StreamSwap = void (*)(void* to, void* shared, const void* next, void* kept, const void* own,
                             std::size_t bytes);
 

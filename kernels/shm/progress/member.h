@@ -63,8 +63,8 @@ class Member {
   void isolate();
   // Kills the communicator in this member's name.
   void abort(std::string_view reason);
-  // Kills it because a call, or a message, took too long; unless it is complete by now. The reason
-  // is for the others to read; of a message, the other side is to blame.
+  // Kills it because a call or a message took too long, unless it is complete by now. `blamed` is
+  // the member that a call waits for; a message blames its other side.
   void give_up(const Work& work, int blamed, std::string_view reason);
 
   bool busy() const { return pending_.load(std::memory_order_acquire) != 0 || messages_.busy(); }
