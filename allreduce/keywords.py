@@ -74,7 +74,11 @@ def _refuse_call(
             if name not in known:
                 raise unknown_argument(what, name, known, elsewhere) from None
     if by_name and len(args) > len(taken) - len(by_name):
-        raise UsageError(f"{what} takes {', '.join(by_name)} by name, not by position") from None
+        text = f"{what} takes {', '.join(by_name)} by name, not by position"
+        others = [name for name in known if f"{name}=" not in by_name]
+        raise UsageError(
+            f"{text}; only {', '.join(others)} by position" if others else text
+        ) from None
 
 
 def unknown_argument(

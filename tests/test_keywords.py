@@ -43,6 +43,10 @@ def _compiled() -> Any:
         (lambda: untyped.callbacks.TensorBoard(profile_batch=2), "takes no profile_batch=: with"),
         (lambda: untyped.function(autograph=False), "function takes no autograph=: leave it out"),
         (lambda: untyped.nn.MaxPool2D(1, 1, "same", 4), "MaxPool2D takes name=, .* not by pos"),
+        (
+            lambda: untyped.nn.Sequential(ar.nn.Dense(2), ar.nn.Dense(1)),
+            "; only layers by position$",
+        ),
         (lambda: untyped.optim.schedules.CosineDecay(1, 9, alfa=0.1), "mean 'alpha'"),
         (lambda: untyped.nn.load_model("m", compile=False), "takes no compile=: a model that was"),
         (lambda: _compiled().save("m", overwrite=True), "save takes no overwrite=: the file is"),
