@@ -14,7 +14,7 @@ from allreduce.cluster.leader.rpc import BEAT_SECONDS, CHANNEL_OPTIONS, LEFT, gr
 from allreduce.cluster.process import forks
 from allreduce.cluster.store import SilentError
 
-_ASK_SECONDS = 0.5  # after which a channel is asked again to connect
+_READY = grpc.ChannelConnectivity.READY
 _GOODBYE_SECONDS = 2.0
 
 
@@ -31,16 +31,6 @@ class LeaderChannel:
 
     def __init__(self, address: str, patience: float, silence: float) -> None:
         self.address, self._silence = address, silence
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-        forks.hold(self)
-        try:
-            if not self._reached(patience):
-                raise ConnectionError(unresolved(address) or f"nothing answers at {address}")
-        except BaseException:  # Ctrl-C, too: left open, it keeps the interpreter from ending
-            self._channel.close()
-            forks.release(self)
-            raise
-        forks.hold(self)  # again: the name may not have resolved before
         self.greetings: queue.SimpleQueue[pb.ToMember | None] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[pb.FromMember | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -48,26 +38,36 @@ class LeaderChannel:
         self._numbers = itertools.count(1)
         self.broken: str | None = None
         self.left = False  # whether the leader's host left in good order
-        self._heard = time.monotonic()
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        forks.hold(self)
         stub = leader_pb2_grpc.LeaderStub(self._channel)  # type: ignore[no-untyped-call]
-        self._call = stub.Attend(self._requests())
+        # A call that waits has the channel connect again where a closing leader ends a connection.
+        self._call = stub.Attend(self._requests(), wait_for_ready=True)
+        try:
+            if not self._becomes_ready(patience):
+                raise ConnectionError(unresolved(address) or f"nothing answers at {address}")
+        except BaseException:  # Ctrl-C, too: left open, it keeps the interpreter from ending
+            self.abort()
+            raise
+        forks.hold(self)  # again: the name may not have resolved before
+        self._heard = time.monotonic()
         self._reader = threading.Thread(target=self._read, name="allreduce-member", daemon=True)
         self._reader.start()
 
-    def _reached(self, patience: float) -> bool:
-        """Return whether the leader answers within `patience` seconds."""
-        until = time.monotonic() + patience
-        while (remaining := until - time.monotonic()) > 0:
-            # If a closing leader ends the connection at once, the channel stays idle: it connects
-            # to the next leader only when asked again.
-            states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
-            self._channel.subscribe(states.put, try_to_connect=True)
-            try:
-                if _becomes_ready(states, min(remaining, _ASK_SECONDS)):
-                    return True
-            finally:
-                self._channel.unsubscribe(states.put)
-        return False
+    def _becomes_ready(self, patience: float) -> bool:
+        """Return whether the channel connects within `patience` seconds."""
+        states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
+        # Once, and without try_to_connect: gRPC's thread would look at the channel after its end.
+        self._channel.subscribe(states.put)
+        try:
+            until = time.monotonic() + patience
+            while states.get(timeout=max(until - time.monotonic(), 0)) is not _READY:
+                pass
+        except queue.Empty:
+            return False
+        finally:
+            self._channel.unsubscribe(states.put)
+        return True
 
     def send(self, message: pb.FromMember) -> None:
         """Send without awaiting an answer."""
@@ -119,12 +119,14 @@ class LeaderChannel:
         forks.release(self)
 
     def _requests(self) -> Iterator[pb.FromMember]:
+        wait: float | None = None  # no heartbeat before the first message
         while True:
             asked = time.monotonic()
             try:
-                message = self._outbox.get(timeout=BEAT_SECONDS)
+                message = self._outbox.get(timeout=wait)
             except queue.Empty:
                 message = pb.FromMember(beat=pb.Beat())
+            wait = BEAT_SECONDS
             if message is None:
                 return
             now = time.monotonic()
@@ -163,15 +165,3 @@ class LeaderChannel:
         for answer in pending.values():
             answer.put(None)
         self.greetings.put(None)
-
-
-def _becomes_ready(states: queue.SimpleQueue[grpc.ChannelConnectivity], seconds: float) -> bool:
-    """Return whether a channel with these states becomes ready within `seconds`."""
-    until = time.monotonic() + seconds
-    while (remaining := until - time.monotonic()) > 0:
-        try:
-            if states.get(timeout=remaining) is grpc.ChannelConnectivity.READY:
-                return True
-        except queue.Empty:
-            break
-    return False

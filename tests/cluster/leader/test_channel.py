@@ -9,6 +9,8 @@ import socket
 import sys
 import time
 
+import pytest
+
 import allreduce as ar
 from allreduce.cluster.leader.channel import LeaderChannel
 from allreduce.cluster.leader.service import Leader
@@ -48,6 +50,12 @@ def test_no_connection_ends_for_a_member_that_does_not_read() -> None:
     finally:
         channel.abort()
         leader.close()
+
+
+def test_nothing_looks_at_a_channel_that_is_given_up() -> None:
+    with pytest.raises(ConnectionError, match="nothing answers"):
+        LeaderChannel(f"127.0.0.1:{free_port()}", 0.55, 20)
+    time.sleep(0.5)  # an exception in gRPC's thread fails this test
 
 
 def test_no_connection_ends_for_a_session_that_does_not_read() -> None:
