@@ -22,6 +22,7 @@ from allreduce.errors import (
 from allreduce.events import logger
 from allreduce.graph import device
 from allreduce.graph.core import pytree
+from allreduce.keywords import Refusing
 from allreduce.server.client.device_setter import device_setter
 from allreduce.server.client.session import Session
 from allreduce.server.task.server import Server
@@ -64,7 +65,7 @@ class RemoteValue:
         self._ended.set()
 
 
-class ClusterCoordinator:
+class ClusterCoordinator(Refusing):
     """Schedules functions on workers, while variables stay on `ps` tasks.
 
     The coordinator is a task of its own, such as `chief`. Workers run
@@ -79,10 +80,17 @@ class ClusterCoordinator:
         strategy: The strategy, of this process.
 
     Raises:
-        UsageError: The cluster has no workers besides this task.
+        UsageError: It is another strategy, or the cluster has no workers besides this task.
     """
 
     def __init__(self, strategy: ParameterServerStrategy) -> None:
+        given: Any = strategy
+        if not isinstance(given, ParameterServerStrategy):
+            kind = type(given).__name__
+            raise UsageError(
+                f"ClusterCoordinator takes an ar.ParameterServerStrategy(), not {kind}; with other "
+                "strategies every process runs the program: use strategy.run"
+            )
         self._strategy = strategy
         found = own_task()
         assert found is not None, "the strategy has checked it"

@@ -88,6 +88,7 @@ def test_an_argument_that_does_not_exist_is_answered_with_the_one_that_was_meant
         lambda: ar.nn.losses.Huber(-1),
         lambda: ar.nn.metrics.AUC(curve="roc"),
         lambda: ar.optim.Adam(beta_1=2),
+        lambda: untyped.ClusterCoordinator(ar.MirroredStrategy()),
         lambda: ar.optim.schedules.CosineDecay(0.1, 0),
         lambda: untyped.callbacks.EarlyStopping(mode="mean"),
         lambda: ar.ops.matmul(x, np.ones(2)),

@@ -44,6 +44,12 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
             each.communicate()
 
 
+def test_another_strategy_has_no_coordinator() -> None:
+    untyped: Any = ar
+    with pytest.raises(UsageError, match=r"takes an ar\.ParameterServerStrategy.*, not Mirrored"):
+        untyped.ClusterCoordinator(ar.MirroredStrategy())
+
+
 def test_functions_run_on_workers_that_live(cluster: dict[str, Any]) -> None:
     strategy = ar.ParameterServerStrategy(timeout=60)
     with ar.ClusterCoordinator(strategy) as coordinator:
