@@ -81,18 +81,27 @@ def test_an_operator_that_the_task_does_not_know_is_named(monkeypatch: pytest.Mo
         np.testing.assert_array_equal(session.run(lambda x: x + 1.0, (X,)), X + 1)
 
 
-def test_a_usage_error_in_a_users_kernel_names_its_line_in_the_task(
-    monkeypatch: pytest.MonkeyPatch,
+class _OwnError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("raised", "type_here"),
+    [(UsageError, UsageError), (ValueError, ValueError), (_OwnError, RuntimeError)],
+)
+def test_an_error_in_a_users_kernel_keeps_its_type_and_names_its_line_in_the_task(
+    raised: type[Exception], type_here: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(op_table, "_TABLE", dict(op_table._TABLE))
 
     def cpu(out: np.ndarray, inputs: Any, _: Any) -> None:
-        raise UsageError("this row is wrong")
+        raise raised("this row is wrong")
 
     operator = ar.register_op("wrong_in_a_task", shape=lambda specs, _: specs[0], cpu=cpu)
     with serving(worker=1) as (server,), ar.Session(server.target, timeout=30) as session:
-        with pytest.raises(UsageError, match="this row is wrong") as caught:
+        with pytest.raises(type_here, match="this row is wrong") as caught:
             session.run(lambda x: operator(x), (X,))
+        assert type(caught.value) is type_here
         (note,) = caught.value.__notes__
         assert f'{__file__}", line {cpu.__code__.co_firstlineno + 1}, in cpu' in note
 

@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import numpy as np
 
 import allreduce.errors as errors
-from allreduce.errors import AllreduceError, InternalError, PeerLostError, TimeoutError
+from allreduce.errors import AllreduceError, PeerLostError, TimeoutError
 from allreduce.events import logger
 from allreduce.server.protocol import task_pb2 as pb
 from allreduce.server.protocol.channel import Answer, Channel
 from allreduce.server.protocol.connect import Peer
 from allreduce.server.protocol.frames import Frame
+
+# Those that kernels raise, and that a text is enough to make.
+_OF_PYTHON: Mapping[str, type[Exception]] = {
+    each.__name__: each
+    for each in (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        FloatingPointError,
+        IndexError,
+        KeyError,
+        LookupError,
+        MemoryError,
+        NameError,
+        NotImplementedError,
+        OSError,
+        OverflowError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+        ZeroDivisionError,
+    )
+}
 
 
 class Requests:
@@ -81,7 +104,7 @@ class Requests:
         Raises:
             TimeoutError: The task has not answered in time.
             PeerLostError: The task was lost.
-            AllreduceError: The error that the task has answered with.
+            Exception: The error that the task has answered with.
         """
         channel.wait(reply, self._timeout)
         self.check(channel, reply)
@@ -112,11 +135,14 @@ def raise_failure(frame: Frame, task: str) -> NoReturn:
     raise error
 
 
-def described_error(kind: str, text: str) -> AllreduceError:
-    """Make the error that a task has described; of a class of its own, if it is this library's."""
+def described_error(kind: str, text: str) -> Exception:
+    """Make the error that a task has described: as it was there, or a RuntimeError with its name.
+
+    So a Python error of a user's kernel has the type that it would have in one process.
+    """
     found = getattr(errors, kind, None)
     if isinstance(found, type) and issubclass(found, AllreduceError):
         return found(text)
     if kind == "StaleError":
         return PeerLostError(text)
-    return InternalError(f"{kind}: {text}")
+    return _OF_PYTHON[kind](text) if kind in _OF_PYTHON else RuntimeError(f"{kind}: {text}")

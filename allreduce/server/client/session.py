@@ -18,7 +18,6 @@ from allreduce import settings
 from allreduce.cluster.spec import ClusterSpec, is_address, parse_task
 from allreduce.devices.options import start_logging
 from allreduce.errors import (
-    AllreduceError,
     PeerLostError,
     TimeoutError,
     UnsupportedError,
@@ -426,7 +425,7 @@ class Session(Refusing):
                 self._requests.result(part.channel, answer)
             except (PeerLostError, TimeoutError):
                 continue
-            except AllreduceError as error:
+            except Exception as error:
                 if isinstance(first, PeerLostError):
                     raise error from None
                 return
