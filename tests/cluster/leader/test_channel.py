@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 
 import pytest
@@ -52,10 +53,16 @@ def test_no_connection_ends_for_a_member_that_does_not_read() -> None:
         leader.close()
 
 
-def test_nothing_looks_at_a_channel_that_is_given_up() -> None:
+def test_nothing_looks_at_a_channel_that_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    before = set(threading.enumerate())
     with pytest.raises(ConnectionError, match="nothing answers"):
         LeaderChannel(f"127.0.0.1:{free_port()}", 0.55, 20)
-    time.sleep(0.5)  # an exception in gRPC's thread fails this test
+    for thread in set(threading.enumerate()) - before:  # gRPC's, which watches the channel
+        thread.join(25)
+        assert not thread.is_alive()
+    assert raised == []
 
 
 def test_no_connection_ends_for_a_session_that_does_not_read() -> None:
