@@ -86,12 +86,12 @@ class Operators(NumpyArgument):
             )
 
         def __getattr__(self, name: str) -> NoReturn:
-            hint = _ELSEWHERE.get(name, f"use ar.ops.{METHODS.get(name)}(x)")
-            known = name in _ELSEWHERE or name in METHODS
+            method = f"use ar.ops.{METHODS[name]}(x)" if name in METHODS else ""
+            hint = _ELSEWHERE.get(name, method)
             kind = "tensor" if isinstance(self, Tensor) else "variable"
-            text = f"a {kind} has no attribute {name!r}" + (f"; {hint}" if known else "")
+            text = f"a {kind} has no attribute {name!r}" + (f"; {hint}" if hint else "")
             # Without a name a traceback adds no suggestion of its own.
-            raise AttributeError(text, name="" if known else name, obj=self)
+            raise AttributeError(text, name="" if hint else name, obj=self)
 
 
 class Tensor(Operators):
