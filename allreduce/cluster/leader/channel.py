@@ -55,10 +55,13 @@ class LeaderChannel:
         self._reader.start()
 
     def _becomes_ready(self, patience: float) -> bool:
-        """Return whether the channel connects within `patience` seconds."""
+        """Return whether the call connects within `patience` seconds."""
         states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
         # Once, and without try_to_connect: gRPC's thread would look at the channel after its end.
         self._channel.subscribe(states.put)
+        # A call that has ended was connected, too; reading it tells why, and the caller goes on.
+        if not self._call.add_callback(lambda: states.put(_READY)):
+            states.put(_READY)
         try:
             until = time.monotonic() + patience
             while states.get(timeout=max(until - time.monotonic(), 0)) is not _READY:
