@@ -65,26 +65,6 @@ def test_nothing_looks_at_a_channel_that_is_given_up(monkeypatch: pytest.MonkeyP
     assert raised == []
 
 
-def test_a_leader_that_takes_the_call_and_closes_is_noticed_at_once() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def close_all() -> None:
-            for _ in range(12):
-                connection, _ = listener.accept()
-                with connection:
-                    connection.sendall(b"\0\0\0\4\0\0\0\0\0")  # HTTP/2: no settings
-                    connection.recv(4096)
-
-        threading.Thread(target=close_all, daemon=True).start()
-        for _ in range(6):
-            began = time.monotonic()
-            with contextlib.suppress(ConnectionError):
-                channel = LeaderChannel(f"127.0.0.1:{listener.getsockname()[1]}", 60, 20)
-                assert channel.greetings.get(timeout=25) is None  # it is broken
-                channel.abort()
-            assert time.monotonic() - began < 25
-
-
 def test_no_connection_ends_for_a_session_that_does_not_read() -> None:
     with serving(worker=1) as (server,):
         address = server.cluster.address("worker", 0)
