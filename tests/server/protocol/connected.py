@@ -23,7 +23,7 @@ class Ends:
 
     Attributes:
         frames: The frames that have come, the latest last.
-        reasons: Why each of the ends was lost.
+        reasons: Why the second one was lost.
     """
 
     sender: Channel
@@ -57,7 +57,7 @@ def connected(handle: object = None) -> Iterator[Ends]:
     def lose(_: Channel, why: str) -> None:
         reasons.put(why)
 
-    sender = Channel(first, "b", lambda *_: None, lose)
+    sender = Channel(first, "b", lambda *_: None, lambda *_: None)
     receiver = Channel(second, "a", take, lose)
     try:
         yield Ends(sender, receiver, received, frames, reasons)
