@@ -14,67 +14,63 @@ from allreduce.cluster.leader.rpc import BEAT_SECONDS, CHANNEL_OPTIONS, LEFT, gr
 from allreduce.cluster.process import forks
 from allreduce.cluster.store import SilentError
 
-_READY = grpc.ChannelConnectivity.READY
 _GOODBYE_SECONDS = 2.0
 
 
 class LeaderChannel:
     """One open call to the leader: matches answers to requests and sends heartbeats when idle.
 
-    Args:
-        patience: Seconds to reach it.
-        silence: Seconds without a message after which the leader counts as lost.
+    It connects in the background, as soon as there is a leader.
 
-    Raises:
-        ConnectionError: It is not reachable.
+    Args:
+        silence: Seconds without a message after which the leader counts as lost.
     """
 
-    def __init__(self, address: str, patience: float, silence: float) -> None:
+    def __init__(self, address: str, silence: float) -> None:
         self.address, self._silence = address, silence
-        self.greetings: queue.SimpleQueue[pb.ToMember | None] = queue.SimpleQueue()
+        self._greetings: queue.SimpleQueue[pb.ToMember | None] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[pb.FromMember | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._pending: dict[int, queue.SimpleQueue[pb.ToMember | None]] = {}
         self._numbers = itertools.count(1)
         self.broken: str | None = None
         self.left = False  # whether the leader's host left in good order
+        self._heard = time.monotonic()
         self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-        forks.hold(self)
-        stub = leader_pb2_grpc.LeaderStub(self._channel)  # type: ignore[no-untyped-call]
-        # A call that waits has the channel connect again where a closing leader ends a connection.
-        self._call = stub.Attend(self._requests(), wait_for_ready=True)
+        self._reader = threading.Thread(target=self._read, name="allreduce-member", daemon=True)
         try:
-            if not self._becomes_ready(patience):
-                raise ConnectionError(unresolved(address) or f"nothing answers at {address}")
+            forks.hold(self)
+            stub = leader_pb2_grpc.LeaderStub(self._channel)  # type: ignore[no-untyped-call]
+            # A call that waits has the channel connect again until a connection takes it. To watch
+            # the channel's states would miss some, and may look at a channel after its end.
+            self._call = stub.Attend(self._requests(), wait_for_ready=True)
+            self._reader.start()
         except BaseException:  # Ctrl-C, too: left open, it keeps the interpreter from ending
             self.abort()
             raise
-        forks.hold(self)  # again: the name may not have resolved before
-        self._heard = time.monotonic()
-        self._reader = threading.Thread(target=self._read, name="allreduce-member", daemon=True)
-        self._reader.start()
-
-    def _becomes_ready(self, patience: float) -> bool:
-        """Return whether the call connects within `patience` seconds."""
-        states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
-        # Once, and without try_to_connect: gRPC's thread would look at the channel after its end.
-        self._channel.subscribe(states.put)
-        # A call that has ended was connected, too; reading it tells why, and the caller goes on.
-        if not self._call.add_callback(lambda: states.put(_READY)):
-            states.put(_READY)
-        try:
-            until = time.monotonic() + patience
-            while states.get(timeout=max(until - time.monotonic(), 0)) is not _READY:
-                pass
-        except queue.Empty:
-            return False
-        finally:
-            self._channel.unsubscribe(states.put)
-        return True
 
     def send(self, message: pb.FromMember) -> None:
         """Send without awaiting an answer."""
         self._outbox.put(message)
+
+    def greeting(self, patience: float) -> pb.ToMember:
+        """Return the leader's next message of the handshake.
+
+        Args:
+            patience: Seconds to wait, also for a leader to connect to.
+
+        Raises:
+            ConnectionError: None has come, or the leader is gone.
+        """
+        try:
+            message = self._greetings.get(timeout=patience)
+        except queue.Empty:
+            why = unresolved(self.address) or f"no leader answers at {self.address}"
+            raise ConnectionError(why) from None
+        if message is None:
+            raise ConnectionError(self.broken)
+        forks.hold(self)  # again: the name may not have resolved before
+        return message
 
     def ask(self, message: pb.FromMember, timeout: float, margin: float) -> pb.ToMember:
         """Send and wait for the answer.
@@ -117,8 +113,7 @@ class LeaderChannel:
     def abort(self) -> None:
         """Close without Leave, as if the process had died."""
         self._outbox.put(None)
-        self._call.cancel()
-        self._channel.close()
+        self._channel.close()  # cancels the call
         forks.release(self)
 
     def _requests(self) -> Iterator[pb.FromMember]:
@@ -159,7 +154,7 @@ class LeaderChannel:
             if answer is not None:
                 answer.put(message)
         elif message.WhichOneof("content") != "beat":
-            self.greetings.put(message)
+            self._greetings.put(message)
 
     def _break(self, reason: str) -> None:
         with self._lock:
@@ -167,4 +162,4 @@ class LeaderChannel:
             pending, self._pending = self._pending, {}
         for answer in pending.values():
             answer.put(None)
-        self.greetings.put(None)
+        self._greetings.put(None)

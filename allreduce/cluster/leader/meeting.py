@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import queue
 import socket
 import time
 from dataclasses import dataclass
@@ -114,7 +113,7 @@ class Meeting:
             if len(self.addresses) > 1:
                 remaining = min(remaining, _ONE_OF_SEVERAL_SECONDS)
             try:
-                channel = LeaderChannel(address, remaining, longest_silence(self.timeout))
+                channel = LeaderChannel(address, longest_silence(self.timeout))
                 # Half of it: a leader that closes may take a call that it never answers.
                 return channel, self._shake_hands(
                     channel, max(1.0, min(remaining, self.patience / 2))
@@ -185,12 +184,7 @@ class Meeting:
         return self._greeting(channel, "welcome", patience).welcome.job
 
     def _greeting(self, channel: LeaderChannel, expected: str, patience: float) -> pb.ToMember:
-        try:
-            message = channel.greetings.get(timeout=patience)
-        except queue.Empty:
-            raise ConnectionError("the program that listens there is no leader of ours") from None
-        if message is None:
-            raise ConnectionError(channel.broken or "it ended the connection")
+        message = channel.greeting(patience)
         content = message.WhichOneof("content")
         if content == "refusal" and message.refusal.again:
             raise _LaterError(message.refusal.why)

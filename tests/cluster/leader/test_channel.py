@@ -13,7 +13,10 @@ import time
 import pytest
 
 import allreduce as ar
+from allreduce.cluster.leader import leader_pb2 as pb
+from allreduce.cluster.leader import proof
 from allreduce.cluster.leader.channel import LeaderChannel
+from allreduce.cluster.leader.rpc import PROTOCOL
 from allreduce.cluster.leader.service import Leader
 from tests.cluster.processes import running
 from tests.harness import free_port
@@ -45,24 +48,48 @@ def user_timeouts(port: int) -> list[int]:
 
 def test_no_connection_ends_for_a_member_that_does_not_read() -> None:
     leader = Leader("127.0.0.1:0", 2, b"secret")
-    channel = LeaderChannel(leader.address, 5, 20)
+    channel = LeaderChannel(leader.address, 20)
     try:
+        hello = pb.Hello(protocol=PROTOCOL, size=2, nonce=proof.nonce())
+        channel.send(pb.FromMember(hello=hello))
+        assert channel.greeting(25).HasField("challenge")  # it is connected
         assert user_timeouts(int(leader.address.rpartition(":")[2])) == [0, 0]
     finally:
         channel.abort()
         leader.close()
 
 
-def test_nothing_looks_at_a_channel_that_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    raised: list[threading.ExceptHookArgs] = []
-    monkeypatch.setattr(threading, "excepthook", raised.append)
+def test_a_leader_that_takes_the_call_and_closes_is_noticed_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def close_all() -> None:
+            with contextlib.suppress(OSError):  # the test has ended
+                while True:
+                    connection, _ = listener.accept()
+                    with connection, contextlib.suppress(OSError):
+                        connection.sendall(b"\0\0\0\4\0\0\0\0\0")  # HTTP/2: no settings
+                        connection.recv(4096)
+
+        threading.Thread(target=close_all, daemon=True).start()
+        for _ in range(6):
+            channel = LeaderChannel(f"127.0.0.1:{listener.getsockname()[1]}", 20)
+            try:
+                with pytest.raises(ConnectionError, match=r"Stream|Socket|connection"):
+                    channel.greeting(25)
+            finally:
+                channel.abort()
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_member_that_gives_up_leaves_no_threads() -> None:
     before = set(threading.enumerate())
-    with pytest.raises(ConnectionError, match="nothing answers"):
-        LeaderChannel(f"127.0.0.1:{free_port()}", 0.55, 20)
-    for thread in set(threading.enumerate()) - before:  # gRPC's, which watches the channel
+    channel = LeaderChannel(f"127.0.0.1:{free_port()}", 20)
+    with pytest.raises(ConnectionError, match="no leader answers"):
+        channel.greeting(0.55)
+    channel.abort()
+    for thread in set(threading.enumerate()) - before:
         thread.join(25)
-        assert not thread.is_alive()
-    assert raised == []
+        assert not thread.is_alive(), thread
 
 
 def test_no_connection_ends_for_a_session_that_does_not_read() -> None:
