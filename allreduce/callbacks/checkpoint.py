@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from allreduce.callbacks.base import Callback, Logs, Monitor, path_text
+from allreduce.devices.integers import switch
 from allreduce.errors import UsageError
-from allreduce.optim.checks import switch
 
 # How similar to a known name a misspelt one is; names that other callbacks add are less.
 _NEAR = 0.85

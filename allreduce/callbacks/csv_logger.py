@@ -10,9 +10,9 @@ from typing import Any, TextIO
 import numpy as np
 
 from allreduce.callbacks.base import Callback, Logs, path_text
+from allreduce.devices.integers import switch
 from allreduce.errors import UsageError
 from allreduce.files import refusal
-from allreduce.optim.checks import switch
 
 
 class CSVLogger(Callback):

@@ -7,9 +7,9 @@ import math
 import numpy as np
 
 from allreduce.callbacks.base import Callback, Logs, Monitor
-from allreduce.devices.integers import integer
+from allreduce.devices.integers import integer, switch
 from allreduce.events import logger
-from allreduce.optim.checks import checked, switch
+from allreduce.optim.checks import checked
 
 
 class EarlyStopping(Callback):

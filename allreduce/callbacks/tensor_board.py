@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from allreduce.callbacks.base import Callback, Logs, path_text
-from allreduce.devices.integers import integer
+from allreduce.devices.integers import integer, switch
 from allreduce.errors import UnsupportedError, UsageError
-from allreduce.optim.checks import switch
 
 _BINS = 30  # of a histogram, as Keras has
 _ELSEWHERE = {  # Keras's other arguments

@@ -1,8 +1,11 @@
-"""Check integers from callers; NumPy's count as integers, too."""
+"""Check integers and switches from callers; NumPy's count, too."""
 
 from __future__ import annotations
 
 import operator
+from typing import Any
+
+import numpy as np
 
 from allreduce.errors import UsageError
 
@@ -28,3 +31,10 @@ def integer(what: str, value: object, low: int | None = None) -> int:
         least = "" if low is None else f" from {low}"
         raise UsageError(f"{what} is an integer{least}, not {value!r}") from None
     return number
+
+
+def switch(name: str, value: Any) -> bool:
+    """Check an argument that is True or False, or 1 or 0; Python takes even "no" for true."""
+    if not isinstance(value, int | np.integer | np.bool_) or value not in (0, 1):
+        raise UsageError(f"{name} is True or False, not {value!r}")
+    return bool(value)

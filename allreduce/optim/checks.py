@@ -1,4 +1,4 @@
-"""Checks of arguments: numbers and switches."""
+"""Checks of numbers among arguments."""
 
 from __future__ import annotations
 
@@ -31,10 +31,3 @@ def checked(
     bounds = "" if low == -math.inf else f" {'>' if above else '>='} {low:g}"
     bounds += "" if high == math.inf else f" and < {high:g}"
     raise UsageError(f"{name} is a finite number{bounds}, not {value!r}")
-
-
-def switch(name: str, value: Any) -> bool:
-    """Check an argument that is True or False, or 1 or 0; Python takes even "no" for true."""
-    if not isinstance(value, int | np.integer | np.bool_) or value not in (0, 1):
-        raise UsageError(f"{name} is True or False, not {value!r}")
-    return bool(value)

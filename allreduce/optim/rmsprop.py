@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Unpack
 
-from allreduce.optim.checks import checked, switch
+from allreduce.devices.integers import switch
+from allreduce.optim.checks import checked
 from allreduce.optim.native import NativeOptimizer
 from allreduce.optim.options import Options
 

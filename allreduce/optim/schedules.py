@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from allreduce.devices.integers import switch
 from allreduce.errors import UsageError, unknown_name
 from allreduce.keywords import Refusing
-from allreduce.optim.checks import checked, switch
+from allreduce.optim.checks import checked
 
 Rate = Callable[[int], float]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Unpack
 
+from allreduce.devices.integers import switch
 from allreduce.errors import UsageError
-from allreduce.optim.checks import checked, switch
+from allreduce.optim.checks import checked
 from allreduce.optim.native import NativeOptimizer
 from allreduce.optim.options import Options
 

@@ -6,9 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from allreduce.devices.integers import integer
+from allreduce.devices.integers import integer, switch
 from allreduce.errors import UsageError, did_you_mean
-from allreduce.optim.checks import switch
 from allreduce.training.arrays import check_class_weight
 
 SHARDED, SAME = "sharded", "same"

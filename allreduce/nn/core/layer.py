@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from allreduce.devices import options
+from allreduce.devices.integers import switch
 from allreduce.errors import ShapeError, UsageError, unknown_name
 from allreduce.graph.core.naming import snake_case, unique_name
 from allreduce.graph.core.pytree import map_leaves
@@ -25,7 +26,6 @@ from allreduce.graph.trace.variable import Variable
 from allreduce.keywords import Refusing, explain
 from allreduce.nn import initializers
 from allreduce.nn.core import calls, configs, keras_names, symbols
-from allreduce.optim.checks import switch
 
 # Whether a class's `call` has a `training` argument. Weakly: the methods of a class defined in a
 # function may refer to a model.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from allreduce.devices.integers import integer
+from allreduce.devices.integers import integer, switch
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import broadcasts_to, show
@@ -12,7 +12,7 @@ from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.nn.core.layer import Layer
 from allreduce.nn.layers.dense import Dense
-from allreduce.optim.checks import checked, switch
+from allreduce.optim.checks import checked
 
 
 class MultiHeadAttention(Layer):

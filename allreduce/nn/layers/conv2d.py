@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from allreduce.devices.integers import integer
+from allreduce.devices.integers import integer, switch
 from allreduce.errors import ShapeError
 from allreduce.graph.core.spec import show
 from allreduce.graph.core.tensor import Tensor
@@ -14,7 +14,6 @@ from allreduce.graph.trace.variable import Variable
 from allreduce.nn import activations, initializers
 from allreduce.nn.core.checks import check_features, known_padding
 from allreduce.nn.core.layer import Layer
-from allreduce.optim.checks import switch
 
 
 class Conv2D(Layer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from allreduce.devices.integers import integer
+from allreduce.devices.integers import integer, switch
 from allreduce.errors import ShapeError
 from allreduce.graph.core.spec import show
 from allreduce.graph.core.tensor import Tensor
@@ -13,7 +13,6 @@ from allreduce.graph.trace.variable import Variable
 from allreduce.nn import activations, initializers
 from allreduce.nn.core.checks import check_features
 from allreduce.nn.core.layer import Layer
-from allreduce.optim.checks import switch
 
 
 class Dense(Layer):

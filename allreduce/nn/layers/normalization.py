@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from allreduce.devices.integers import switch
 from allreduce.errors import ShapeError
 from allreduce.graph.core.spec import show
 from allreduce.graph.core.tensor import Tensor
@@ -12,7 +13,7 @@ from allreduce.graph.trace.variable import Variable
 from allreduce.nn.core import calls
 from allreduce.nn.core.checks import check_features
 from allreduce.nn.core.layer import Layer
-from allreduce.optim.checks import checked, switch
+from allreduce.optim.checks import checked
 
 
 class _Normalization(Layer):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
+from allreduce.devices.integers import switch
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.ops.array.windows import Pair, as_pair
 from allreduce.nn.core.checks import known_padding
 from allreduce.nn.core.layer import Layer
-from allreduce.optim.checks import switch
 
 
 class _Pooling(Layer):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.devices.integers import integer
+from allreduce.devices.integers import integer, switch
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import show
@@ -17,7 +17,6 @@ from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.keywords import Refusing
 from allreduce.nn.core import keras_names
-from allreduce.optim.checks import switch
 
 EPSILON = 1e-7  # Keras's; probabilities are clipped to [1e-7, 1 - 1e-7]
 

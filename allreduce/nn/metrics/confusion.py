@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.devices.integers import integer
+from allreduce.devices.integers import integer, switch
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import show
@@ -17,7 +17,6 @@ from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.nn import losses
 from allreduce.nn.losses.base import check_fraction
 from allreduce.nn.metrics.base import Metric, columns, weights_of
-from allreduce.optim.checks import switch
 
 
 def _counts(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from allreduce.devices.integers import switch
 from allreduce.errors import UsageError
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
@@ -14,7 +15,6 @@ from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.nn import losses
 from allreduce.nn.losses.base import check_class
 from allreduce.nn.metrics.base import Metric, columns, weighted_sums, weights_of
-from allreduce.optim.checks import switch
 
 
 class Mean(Metric):

@@ -11,6 +11,7 @@ import numpy as np
 from allreduce import training
 from allreduce.callbacks.history import History
 from allreduce.devices import options
+from allreduce.devices.integers import switch
 from allreduce.errors import ShapeError, UsageError, reworded
 from allreduce.events import logger
 from allreduce.graph.core.naming import snake_case, unique_name
@@ -23,7 +24,6 @@ from allreduce.nn.models.building import Built
 from allreduce.nn.models.outputs import Settings, Values
 from allreduce.nn.models.steps import Steps
 from allreduce.optim import Optimizer
-from allreduce.optim.checks import switch
 from allreduce.optim.options import micro_batches
 from allreduce.training import FitOptions, Samples
 
