@@ -30,9 +30,9 @@ def test_flags_are_off_until_set() -> None:
     assert config.get_log_device_placement()
 
 
-def test_a_flag_is_no_number() -> None:
-    with pytest.raises(UsageError, match="soft_device_placement is True or False, not 1"):
-        config.set_soft_device_placement(1)  # type: ignore[arg-type]
+def test_a_flag_is_no_text() -> None:
+    with pytest.raises(UsageError, match="soft_device_placement is True or False, not 'no'"):
+        config.set_soft_device_placement("no")  # type: ignore[arg-type]
 
 
 def test_floatx() -> None:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import SupportsIndex
 
 from allreduce import events, settings
-from allreduce.devices.integers import integer
+from allreduce.devices.integers import integer, switch
 from allreduce.errors import UsageError, unknown_name
 
 FLOATS = ("float32", "float64")
@@ -46,12 +46,12 @@ def current() -> Options:
 
 def set_soft_device_placement(enabled: bool) -> None:
     """Choose whether an op whose device is missing falls back instead of failing."""
-    _replace(soft_device_placement=_flag("soft_device_placement", enabled))
+    _replace(soft_device_placement=switch("soft_device_placement", enabled))
 
 
 def set_log_device_placement(enabled: bool) -> None:
     """Choose whether each op's device is logged, with the reason."""
-    _replace(log_device_placement=_flag("log_device_placement", enabled))
+    _replace(log_device_placement=switch("log_device_placement", enabled))
     if enabled:
         start_logging()
 
@@ -62,7 +62,7 @@ def enable_check_numerics(enabled: bool = True) -> None:
     The error names the operation, its line, the step, and its inputs. Applies to steps traced
     afterwards, and reads every value.
     """
-    _replace(check_numerics=_flag("check_numerics", enabled))
+    _replace(check_numerics=switch("check_numerics", enabled))
 
 
 def enable_sync_errors(enabled: bool = True) -> None:
@@ -71,7 +71,7 @@ def enable_sync_errors(enabled: bool = True) -> None:
     Collectives complete, too, so that an error names its operator. Applies to steps traced
     afterwards. It costs memory and time: values do not share memory, and nothing overlaps.
     """
-    _replace(sync_errors=_flag("sync_errors", enabled))
+    _replace(sync_errors=switch("sync_errors", enabled))
 
 
 def set_buckets(cuts: SupportsIndex | Sequence[str] | None) -> None:
@@ -111,7 +111,7 @@ def set_shard_everywhere(enabled: bool) -> None:
     optimizers whose first step is traced afterwards, and must be equal on all ranks. Results have
     the same bits.
     """
-    _replace(shard_everywhere=_flag("shard_everywhere", enabled))
+    _replace(shard_everywhere=switch("shard_everywhere", enabled))
 
 
 def set_pipelining(enabled: bool) -> None:
@@ -123,7 +123,7 @@ def set_pipelining(enabled: bool) -> None:
     from the next step, and the next pass over a dataset. Results have the same bits. Ranks may
     differ.
     """
-    _replace(pipelining=_flag("pipelining", enabled))
+    _replace(pipelining=switch("pipelining", enabled))
 
 
 def set_strict_collectives(enabled: bool) -> None:
@@ -134,7 +134,7 @@ def set_strict_collectives(enabled: bool) -> None:
     call starts before it was compared; it costs one message per call. Choose it on all ranks. Calls
     of arrays on the host are always compared before they start.
     """
-    _replace(strict_collectives=_flag("strict_collectives", enabled))
+    _replace(strict_collectives=switch("strict_collectives", enabled))
 
 
 def set_tf32(enabled: bool) -> None:
@@ -143,7 +143,7 @@ def set_tf32(enabled: bool) -> None:
     Tensor cores of sm_80 and later multiply such numbers, with 10 bits of mantissa, several times
     as fast; sums stay float32. It holds for products and convolutions from the next step on.
     """
-    _replace(tf32=_flag("tf32", enabled))
+    _replace(tf32=switch("tf32", enabled))
 
 
 def run_functions_eagerly(run_eagerly: bool) -> None:
@@ -152,7 +152,7 @@ def run_functions_eagerly(run_eagerly: bool) -> None:
     Every operation is computed where it is called, so that tensors have values there: to print, to
     look at in a debugger, to decide on. Results are the same, and it takes longer.
     """
-    _replace(functions_run_eagerly=_flag("run_functions_eagerly", run_eagerly))
+    _replace(functions_run_eagerly=switch("run_functions_eagerly", run_eagerly))
 
 
 def set_floatx(dtype: str) -> None:
@@ -196,12 +196,6 @@ def set_inter_op_threads(count: int) -> None:
 def _replace(**changes: bool | str | int | tuple[str, ...] | None) -> None:
     global _current
     _current = replace(_current, **changes)  # type: ignore[arg-type]  # each setter checks its own
-
-
-def _flag(name: str, value: bool) -> bool:
-    if not isinstance(value, bool):
-        raise UsageError(f"{name} is True or False, not {value!r}")
-    return value
 
 
 @functools.cache

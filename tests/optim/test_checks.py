@@ -40,6 +40,13 @@ def _compiled() -> Any:
         (lambda no: _compiled().evaluate(x, x[:, :1], verbose=0, return_dict=no), "return_dict"),
         (lambda no: _compiled().compile(run_eagerly=no), "run_eagerly"),
         (lambda no: _compiled().fit(x, x[:, :1], verbose=0, shuffle=no), "shuffle"),
+        (lambda no: untyped.Variable(x, trainable=no), "trainable"),
+        (lambda no: untyped.scan(lambda c, _: (c, None), 0.0, length=2, reverse=no), "reverse"),
+        (lambda no: untyped.ops.cumsum(x, reverse=no), "reverse"),
+        (lambda no: untyped.ops.sum(x, keepdims=no), "keepdims"),
+        (lambda no: untyped.ops.gelu(x, no), "approximate"),
+        (lambda no: untyped.ops.scaled_dot_product_attention(x, x, x, causal=no), "causal"),
+        (lambda no: untyped.nn.losses.binary_crossentropy(x, x, no), "from_logits"),
     ],
 )
 def test_switches_are_true_or_false(make: Any, name: str) -> None:

@@ -13,9 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from allreduce.devices.integers import integer
+from allreduce.devices.integers import integer, switch
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.autodiff.gradient import differentiate
 from allreduce.graph.core import pytree
@@ -62,8 +60,7 @@ def scan(
     """
     if not callable(fn):
         raise UsageError(f"{users_line()}: ar.scan takes a function (carry, x), not {fn!r:.60}")
-    if not isinstance(reverse, bool | np.bool_):
-        raise UsageError(f"{users_line()}: reverse is True or False, not {reverse!r:.60}")
+    reverse = switch("ar.scan: reverse", reverse)
     carry, elements = (pytree.map_leaves(_tensor, each) for each in (init, xs))
     steps = _length(elements, length)
     trace = current_trace()
@@ -75,7 +72,7 @@ def scan(
     if trace is None:
         return carry, _map(lambda y: functions.zeros((0, *y.shape), y.dtype), results)
     every = [*_leaves(carry), *_leaves(elements)]
-    body = Body.of(graph, len(_leaves(carry)), len(_leaves(elements)), steps, bool(reverse))
+    body = Body.of(graph, len(_leaves(carry)), len(_leaves(elements)), steps, reverse)
     rest = iter(record(trace, body, [*every, *captured]))
     return _map(lambda _: next(rest), carry), _map(lambda _: next(rest), results)
 

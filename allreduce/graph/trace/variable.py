@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from allreduce.devices import DeviceName, as_array, lookup, owner, read, write
+from allreduce.devices.integers import switch
 from allreduce.errors import ShapeError, UsageError, raised_here
 from allreduce.graph.core.naming import unique_name
 from allreduce.graph.core.node import Node
@@ -63,8 +64,7 @@ class Variable(Operators):
             name = unique_name("variable")
         elif not isinstance(name, str) or not name:
             raise UsageError(f"a variable's name is text, not {name!r}")
-        if not isinstance(trainable, bool | np.bool_):
-            raise UsageError(f"trainable of variable {name!r} is True or False, not {trainable!r}")
+        trainable = switch(f"trainable of variable {name!r}", trainable)
         made = maker()
         try:
             value = np.asarray(made if owner(made) is None else read(as_array(made)), order="C")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from allreduce.devices.integers import switch
 from allreduce.errors import ShapeError
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import show
@@ -45,7 +46,7 @@ def categorical_crossentropy(
     """
     truth, prediction = same_shape("categorical_crossentropy", y_true, y_pred)
     truth = _with_label_smoothing("categorical_crossentropy", truth, label_smoothing)
-    logits = prediction if from_logits else ops.logits_of(prediction)
+    logits = prediction if switch("from_logits", from_logits) else ops.logits_of(prediction)
     if logits is not None:
         return ops.softmax_cross_entropy(truth, logits)
     return ops.negative(ops.sum(ops.multiply(truth, _logs(prediction)), axis=-1))
@@ -81,7 +82,7 @@ def sparse_categorical_crossentropy(
 
 
 def _sparse(labels: Tensor, prediction: Tensor, from_logits: bool) -> Tensor:
-    logits = prediction if from_logits else ops.logits_of(prediction)
+    logits = prediction if switch("from_logits", from_logits) else ops.logits_of(prediction)
     if logits is not None:
         return ops.sparse_softmax_cross_entropy(labels, logits)
     chosen = ops.one_hot(labels, _classes(prediction), dtype=prediction.dtype)
@@ -107,7 +108,7 @@ def categorical_focal_crossentropy(
     name = "categorical_focal_crossentropy"
     truth, prediction = same_shape(name, y_true, y_pred)
     truth = _with_label_smoothing(name, truth, label_smoothing)
-    logs = ops.log_softmax(prediction) if from_logits else _logs(prediction)
+    logs = ops.log_softmax(prediction) if switch("from_logits", from_logits) else _logs(prediction)
     weights = np.asarray(alpha, prediction.dtype) if np.ndim(alpha) else alpha
     factor = weights * ops.power(1 - ops.exp(logs), gamma)
     return ops.negative(ops.sum(factor * truth * logs, axis=-1))
@@ -157,7 +158,7 @@ def binary_focal_crossentropy(
     """
     truth, prediction = same_shape("binary_focal_crossentropy", y_true, y_pred)
     truth = _with_label_smoothing("binary_focal_crossentropy", truth, label_smoothing, 2)
-    share = ops.sigmoid(prediction) if from_logits else prediction
+    share = ops.sigmoid(prediction) if switch("from_logits", from_logits) else prediction
     of_truth = truth * share + (1 - truth) * (1 - share)
     values = ops.power(1 - of_truth, gamma) * _binary(truth, prediction, from_logits)
     if apply_class_balancing:
@@ -179,7 +180,7 @@ def kl_divergence(y_true: Any, y_pred: Any) -> Tensor:
 
 
 def _binary(truth: Tensor, prediction: Tensor, from_logits: bool) -> Tensor:
-    if from_logits:  # max(z, 0) - z y + log(1 + exp(-|z|)) overflows nowhere
+    if switch("from_logits", from_logits):  # max(z, 0) - z y + log(1 + exp(-|z|)) overflows nowhere
         rest = ops.log1p(ops.exp(ops.negative(ops.absolute(prediction))))
         return ops.maximum(prediction, 0) - prediction * truth + rest
     share = ops.clip(prediction, EPSILON, 1 - EPSILON)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from allreduce.devices.integers import switch
 from allreduce.graph.core.op_table import Attrs, register
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops.arguments import as_axis
@@ -27,7 +28,7 @@ def cumsum(x: Any, axis: int | None = None, reverse: bool = False) -> Tensor:
     if tensor.dtype.kind in "biu":
         tensor = cast(tensor, np.add.reduce(np.zeros(1, tensor.dtype)).dtype)
     at = as_axis("cumsum", tensor, 0 if axis is None else axis)
-    return apply("cumsum", tensor, axis=at, reverse=bool(reverse))
+    return apply("cumsum", tensor, axis=at, reverse=switch("cumsum: reverse", reverse))
 
 
 def _cumsum(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from allreduce.devices.integers import switch
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core.op_table import Attrs, Kernel, ShapeRule, register
 from allreduce.graph.core.spec import Spec, broadcast, show
@@ -68,7 +69,8 @@ def min(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 
 def _reduce(name: str, x: Tensor, axis: Axes, keepdims: bool) -> Tensor:
-    return apply(name, x, axes=as_axes(name, x, axis), keepdims=keepdims)
+    axes = as_axes(name, x, axis)
+    return apply(name, x, axes=axes, keepdims=switch(f"{name}: keepdims", keepdims))
 
 
 def _shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:

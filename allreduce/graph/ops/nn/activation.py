@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from allreduce import _native
+from allreduce.devices.integers import switch
 from allreduce.graph.core.op_table import Attrs, Kernel, register
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops.common import (
@@ -121,7 +122,7 @@ def gelu(x: Any, approximate: bool = False) -> Tensor:
         approximate: Use the paper's formula with tanh instead of the error function.
     """
     value = as_floats(x)
-    if approximate:
+    if switch("gelu: approximate", approximate):
         inner = (value + value * value * value * 0.044715) * (2 / np.pi) ** 0.5
         return value * 0.5 * (1 + tanh(inner))
     return value * 0.5 * (1 + erf(value * 0.5**0.5))

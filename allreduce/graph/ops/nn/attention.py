@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from allreduce.devices.integers import switch
 from allreduce.errors import ShapeError
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import broadcasts_to, show
@@ -55,7 +56,7 @@ def scaled_dot_product_attention(
         raise ShapeError(f"{users_line()}: attention needs features, got queries {show(q.shape)}")
     scores = matmul(q * (features**-0.5), swap_axes(k, k.ndim - 2, k.ndim - 1))
     masks = [] if mask is None else [as_tensor(mask)]
-    if causal:
+    if switch("attention: causal", causal):
         masks.append(as_tensor(_lower(scores)))
     if masks:
         scores = _masked(scores, masks)
