@@ -130,7 +130,7 @@ class Strategy(Refusing, Replicator):
             if op not in REDUCTIONS:
                 raise unknown_name("reduction", op, REDUCTIONS)
             if axis is not None:
-                axis = integer("reduce's axis", axis, None)
+                axis = integer("reduce's axis", axis)
             value = pytree.map_leaves(self._per_replica, value)
             for leaf in pytree.leaves(value):
                 _check_parts(leaf.values, axis)
@@ -181,14 +181,15 @@ class Strategy(Refusing, Replicator):
         Raises:
             UsageError: A PerReplica has not one part for each of this process's replicas.
             ShapeError: Parts differ in more than this axis, or do not have it.
-            MismatchError: Ranks have parts of different dtypes or shapes, or one of them has none
-                that can be gathered; on all ranks.
+            MismatchError: Ranks have different axes, or parts of different dtypes or shapes, or one
+                of them has none that can be gathered; on all ranks.
         """
         check_outside("gather", "use ar.all_gather there")
         return pytree.map_leaves(lambda leaf: self._gather(leaf, axis), value)
 
     def _gather(self, leaf: Any, axis: int) -> np.ndarray:
         with raising_on_all_ranks(self, "gather"):
+            axis = integer("gather's axis", axis)
             if isinstance(leaf, PerReplica):
                 self._check_number(leaf)
             parts = [np.asarray(part) for part in self.local_results(leaf)]
@@ -196,7 +197,8 @@ class Strategy(Refusing, Replicator):
                 raise UsageError("scalars cannot be gathered along an axis; reduce them instead")
             _check_parts(parts, axis)
             local = np.moveaxis(np.concatenate(parts, axis=axis), axis, 0)
-        check_equal(self, "gather", {"the dtype or shape of a part": _rows(local)})
+        facts = {"axis": option(axis), "the dtype or shape of a part": _rows(local)}
+        check_equal(self, "gather", facts)
         counts = gather_integers(self, "how many rows to gather", [len(local)])[:, 0].tolist()
         return np.moveaxis(gather_rows(self, local, counts), 0, axis)
 

@@ -83,6 +83,9 @@ def test_gather_keeps_every_bit(strategy: ar.MirroredStrategy) -> None:
     np.testing.assert_array_equal(gathered, np.tile(fine, 3))
     with pytest.raises(ShapeError, match="no axis 5"):
         strategy.gather(_thrice(np.ones((2, 2))), axis=5)
+    for axis in ("x", None, 0.5):
+        with pytest.raises(UsageError, match="axis is an integer, not"):
+            strategy.gather(_thrice(fine), axis=axis)  # type: ignore[arg-type]
 
 
 def combine() -> None:
@@ -131,6 +134,7 @@ def disagree() -> None:
         lambda: strategy.reduce("mean", table, axis=int(rank == 1)),
         lambda: strategy.reduce("mean", table, axis=5 if rank == 1 else 0),
         lambda: strategy.reduce("sum", {"a": 1.0} if rank == 1 else [1.0]),
+        lambda: strategy.gather(table, axis=int(rank == 1)),
     ):
         try:
             attempt()
@@ -155,7 +159,7 @@ def test_ranks_combine_as_replicas_do(told: list[tuple[Any, Any]]) -> None:
 
 def test_ranks_that_differ_are_told_how_in_every_call(told: list[tuple[Any, Any]]) -> None:
     for rank, (_, refused) in enumerate(told):
-        made, asked, shaped, gathered, typed, axes, absent, nested = refused
+        made, asked, shaped, gathered, typed, axes, absent, nested, along = refused
         where = f"MismatchError: MultiWorkerMirroredStrategy on rank {rank}: "
         others = f"{where}rank 1 raised UsageError: 1 devices"
         own = "UsageError: MultiWorkerMirroredStrategy on rank 1: 1 devices ("
@@ -165,6 +169,9 @@ def test_ranks_that_differ_are_told_how_in_every_call(told: list[tuple[Any, Any]
         own = "UsageError: reduce on rank 0: unknown reduction 'add'"
         assert asked.startswith(others if rank else own)
         assert gathered.startswith(f"MismatchError: gather on rank {rank}: the dtype or shape of a")
+        assert along.startswith(
+            f"MismatchError: gather on rank {rank}: axis is 0 on ranks 0, 2 but 1"
+        )
         assert shaped.startswith(f"{lead}the value is float64 (2,) on ranks 0, 2 but float64 (3,) ")
         assert typed.startswith(f"{lead}the value is float32 () on ranks 0, 2 but int64 () on rank")
         assert axes.startswith(f"{lead}axis is 0 on ranks 0, 2 but 1 on rank 1;")
