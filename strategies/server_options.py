@@ -133,8 +133,10 @@ def find_workers(cluster: Any) -> tuple[ClusterSpec, tuple[str, int], list[tuple
     found = own_task()
     if found is None:
         raise UsageError(
-            "ParameterServerStrategy needs a cluster with ps tasks: start the program with `python "
-            "-m allreduce.run --cluster ps=1,worker=2`, or set ALLREDUCE_CLUSTER and ALLREDUCE_TASK"
+            "ParameterServerStrategy: the environment does not name this process's task in a "
+            "cluster with ps tasks, nor does the argument `cluster`; start the program with "
+            "`python -m allreduce.run --cluster ps=1,worker=2`, or set ALLREDUCE_CLUSTER to the "
+            "cluster and ALLREDUCE_TASK to the task, such as worker:0"
         )
     spec, job, number = found
     spec = spec if cluster is None else ClusterSpec(cluster)

@@ -321,6 +321,9 @@ def test_what_cannot_be_is_said_in_one_line(
     monkeypatch.setenv("ALLREDUCE_TASK", "ps:0")
     with pytest.raises(UsageError, match="it is for workers"):
         ar.ParameterServerStrategy()
+    monkeypatch.delenv("ALLREDUCE_CLUSTER")
+    with pytest.raises(UsageError, match="not name this process's task"):
+        ar.ParameterServerStrategy(describe({"ps": 1, "worker": 1}))
     for jobs, task, said in (
         ({"worker": 1}, "worker:0", "no ps task, only worker; add one"),
         ({"ps": 1, "wroker": 1}, "wroker:0", "no job worker or chief, only ps, wroker"),
