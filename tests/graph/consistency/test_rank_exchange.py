@@ -15,6 +15,8 @@ from allreduce.errors import AllreduceError, MismatchError
 from allreduce.graph.consistency import rank_exchange
 from tests.harness import run_threads, world_of_one
 
+DEADLINE = 25  # seconds that members may take to meet
+
 
 @contextlib.contextmanager
 def communicators(size: int, timeout: float = 20) -> Iterator[list[Communicator]]:
@@ -33,19 +35,26 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_exchange, "_LISTEN_SECONDS", 0.01)
 
 
-def test_one_that_comes_late_to_a_step_ends_the_others_wait_though_it_goes_on() -> None:
-    waits, told = threading.Barrier(3), threading.Barrier(3)
+def test_one_that_comes_late_to_a_step_ends_the_others_wait_though_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    look_at, waits, told = rank_exchange._poll, threading.Barrier(3), threading.Barrier(3)
+
+    def looks(works: Sequence[Work]) -> bool:
+        waits.wait(DEADLINE)  # all of the rank's exchanges have begun
+        return look_at(works)
+
+    monkeypatch.setattr(rank_exchange, "_poll", looks)
 
     def member(comm: Communicator) -> str:
         try:
             if comm.rank == 1:
-                waits.wait(10)
+                waits.wait(DEADLINE)
                 steps[1].all_reduce(np.ones(3))
             else:
-                threading.Timer(0.05, waits.wait, (10,)).start()
                 rank_exchange.exchange_between_steps(comm, [steps[comm.rank]], "this", np.ones(2))
         except MismatchError as error:
-            told.wait(10)  # it has not left
+            told.wait(DEADLINE)  # it has not left
             return str(error)
         return ""
 
@@ -67,9 +76,11 @@ def _messages(
         timeout: Their timeout in seconds.
         instead: Rank 1's action with its communicator of steps.
     """
-    look_at, here, told = rank_exchange._poll, threading.local(), threading.Barrier(4)
+    look_at, here = rank_exchange._poll, threading.local()
+    begun, told = threading.Barrier(4), threading.Barrier(4)
 
     def looks(works: Sequence[Work]) -> bool:
+        begun.wait(DEADLINE)  # a call that is not there yet would be missed, too
         time.sleep(here.rank / 50)  # they do not hear of an end at once
         return here.rank not in listening and look_at(works)
 
@@ -77,13 +88,14 @@ def _messages(
         here.rank = comm.rank
         try:
             if comm.rank == 1:
+                begun.wait(DEADLINE)
                 instead(steps[1])
             else:
                 rank_exchange.exchange_between_steps(comm, [steps[comm.rank]], "this", np.ones(2))
         except AllreduceError as error:
             return f"{type(error).__name__}: {error}"
         finally:
-            told.wait(10)  # it has not left
+            told.wait(DEADLINE)  # it has not left
         return ""
 
     with pytest.MonkeyPatch.context() as patch, communicators(4, timeout) as steps:
