@@ -18,7 +18,7 @@ from allreduce.devices import Buffer, Device, DeviceName, Event, Stream, registr
 from allreduce.devices.base import ALIGNMENT, Runtime
 from allreduce.graph.core.op_table import Op
 
-DEADLINE = 10.0  # seconds that anything may take
+DEADLINE = 40.0  # seconds that anything may take
 POISON = 0xFF  # of floats, a NaN; of integers -1
 
 

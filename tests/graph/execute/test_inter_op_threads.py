@@ -157,7 +157,7 @@ def interrupted() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         np.testing.assert_array_equal(np.asarray(step(x)), wanted)
     all_three = threading.Barrier(3)
-    one, two, three = (_meeting(f"m{i}", lambda: all_three.wait(timeout=5)) for i in range(3))
+    one, two, three = (_meeting(f"m{i}", lambda: all_three.wait(timeout=25)) for i in range(3))
     ar.function(lambda x: one(x) + two(x) + three(x))(x)  # needs both helpers
     print(hits)
 
@@ -185,20 +185,20 @@ def test_threads_that_come_together_start_no_more_helpers_than_asked_for() -> No
     helpers, together, before = inter_op_pool._Helpers(), threading.Barrier(4), count()
 
     def start() -> None:
-        together.wait(timeout=10)
+        together.wait(timeout=25)
         helpers.start(3)
 
     threads = [threading.Thread(target=start) for _ in range(4)]
     for each in threads:
         each.start()
     for each in threads:
-        each.join(10)
+        each.join(25)
     assert count() == before + 3
 
 
 def test_two_operations_run_at_the_same_time() -> None:
-    both = threading.Barrier(2)
-    one, other = (_meeting(name, lambda: both.wait(timeout=0.5)) for name in ("one", "other"))
+    both, patience = threading.Barrier(2), [0.1]
+    one, other = (_meeting(name, lambda: both.wait(patience[0])) for name in ("one", "other"))
 
     @ar.function
     def step(x: Any) -> Any:
@@ -207,6 +207,7 @@ def test_two_operations_run_at_the_same_time() -> None:
     with pytest.raises(threading.BrokenBarrierError):
         step(np.ones(3))
     both.reset()
+    patience[0] = 25
     _use(2)
     np.testing.assert_array_equal(step(np.ones(3)), np.full(3, 2.0))
 

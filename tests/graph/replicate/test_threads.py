@@ -22,7 +22,7 @@ from allreduce.graph.replicate.threads import Threads
 
 
 def test_each_does_its_part_at_the_same_time_and_all_end_with_their_owner() -> None:
-    together = threading.Barrier(3, timeout=10)
+    together = threading.Barrier(3, timeout=25)
     threads = Threads(3)
     for _ in range(2):
         found = threads.do(lambda index: (index, together.wait(), threading.current_thread()))
@@ -31,11 +31,11 @@ def test_each_does_its_part_at_the_same_time_and_all_end_with_their_owner() -> N
         assert not threads.busy
     del threads
     for _, _, each in found:
-        each.join(10)
+        each.join(25)
         assert not each.is_alive()
 
 
-_hits: list[None] = []  # each time that the handler has raised
+_armed = threading.Event()  # the handler is to raise, once
 
 
 class _InterruptError(Exception):
@@ -45,8 +45,9 @@ class _InterruptError(Exception):
 @pytest.fixture
 def _handler() -> Iterator[None]:
     def handler(_: int, frame: FrameType | None) -> None:
-        if frame is not None and frame.f_code.co_filename == threads_module.__file__:
-            _hits.append(None)
+        in_threads = frame is not None and frame.f_code.co_filename == threads_module.__file__
+        if in_threads and _armed.is_set():
+            _armed.clear()
             raise _InterruptError
 
     before = signal.signal(signal.SIGUSR1, handler)
@@ -61,13 +62,15 @@ def test_they_are_waited_for_however_often_that_is_interrupted() -> None:
 
     def work(index: int) -> None:
         for _ in range(3 if index == 0 else 0):
-            waits.acquire(timeout=10)
-            before = len(_hits)
-            for _ in range(100):  # until it came while they were waited for
-                if len(_hits) == before:
-                    signal.pthread_kill(main, signal.SIGUSR1)
-                    time.sleep(0.05)
-        time.sleep(0.05)
+            assert waits.acquire(timeout=25)
+            _armed.set()
+            deadline = time.monotonic() + 25
+            while _armed.is_set() and time.monotonic() < deadline:  # until it waits for them
+                signal.pthread_kill(main, signal.SIGUSR1)
+                time.sleep(0.05)
+        if index == 0:
+            assert waits.acquire(timeout=25)
+            time.sleep(0.05)  # it waits by now
         over[index] = True
 
     for wait in (lambda: threads.do(work), threads.end, threads.end):
@@ -76,6 +79,7 @@ def test_they_are_waited_for_however_often_that_is_interrupted() -> None:
             wait()
         assert threads.busy
         assert not over[0]
+    waits.release()
     threads.end()
     assert over == [True, True]
 
@@ -86,7 +90,7 @@ def _child(do: Callable[[], None]) -> int:
     if child == 0:
         try:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(10)
+            signal.alarm(60)
             do()
             os._exit(0)
         finally:
@@ -122,7 +126,7 @@ def test_a_forked_child_has_helpers_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     both = threading.Barrier(2)
 
     def kernel(out: np.ndarray, inputs: Any, attrs: object) -> None:
-        both.wait(timeout=5)
+        both.wait(timeout=25)
         seen.add(threading.get_native_id())
         out[...] = inputs[0]
 

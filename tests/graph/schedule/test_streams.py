@@ -26,7 +26,7 @@ from tests.graph.execute.test_inter_op_threads import Split
 from tests.graph.schedule.footprint import footprints
 from tests.graph.schedule.test_hazards import Recurrent
 
-DEADLINE = 20.0  # seconds that an event may take
+DEADLINE = 40.0  # seconds that an event may take
 
 
 @pytest.fixture(autouse=True)
