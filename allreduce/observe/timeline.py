@@ -5,12 +5,12 @@ Source of the format: Trace Event Format, Google, "Complete Events" and "Metadat
 
 from __future__ import annotations
 
-import errno
 import json
 import threading
 import time
 from collections.abc import Callable, Sequence
 from os import PathLike
+from os.path import exists
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +20,7 @@ import numpy as np
 from allreduce import comm, events
 from allreduce.comm import Communicator, exchange, exchange_plain
 from allreduce.errors import AllreduceError, UsageError
+from allreduce.files import refusal
 from allreduce.graph.consistency.rank_check import Fact
 from allreduce.training.facts import check_equal, raising_on_all_ranks
 
@@ -47,7 +48,7 @@ def timeline(path: str | PathLike[str]) -> Timeline:
         path: The file, "trace.json".
 
     Raises:
-        UsageError: It is no path, no .json, or its folder does not exist.
+        UsageError: It is no path, no .json, or cannot be written.
         MismatchError: Ranks name different files.
     """
     return Timeline(path)
@@ -70,10 +71,11 @@ class Timeline:
             raise UsageError("this timeline is being recorded already; make another one")
         self._communicator = comm.init()
         with raising_on_all_ranks(self._communicator, "timeline"):
-            if self._communicator.rank == 0 and not self._path.parent.is_dir():
-                raise UsageError(
-                    f"cannot write {self._path}: there is no folder {self._path.parent}"
-                )
+            if self._communicator.rank == 0:  # before the work that would be recorded in vain
+                is_new = not exists(self._path)
+                _put(self._path, "", "a")
+                if is_new:
+                    self._path.unlink()
         path = Fact(str(self._path), "name the same file on every rank: rank 0 writes it for all")
         check_equal(self._communicator, "timeline", {"the path": path})
         self._spans.clear()
@@ -162,14 +164,15 @@ def _write(path: Path, ranks: Sequence[tuple[int, Sequence[Span]]]) -> None:
             times = {"ts": (start - first) * 1e6, "dur": seconds * 1e6}
             place = {"pid": rank, "tid": lanes[lane]}
             listed.append({"name": name, "ph": "X", **times, **place, "args": fields})
+    _put(path, json.dumps({"traceEvents": listed, "displayTimeUnit": "ms"}), "w")
+
+
+def _put(path: Path, text: str, mode: str) -> None:
     try:
-        path.write_text(json.dumps({"traceEvents": listed, "displayTimeUnit": "ms"}))
+        with path.open(mode) as file:
+            file.write(text)
     except OSError as error:
-        remedy = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "allow to write"
-        raise UsageError(
-            f"cannot write the timeline {path}: {error.strerror or error}; {remedy} there, or name "
-            "a file elsewhere"
-        ) from error
+        raise UsageError(f"cannot write the timeline {path}: {refusal(error)}") from error
 
 
 def _apart(spans: Sequence[Span]) -> list[Span]:

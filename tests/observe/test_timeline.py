@@ -169,6 +169,11 @@ def test_paths_that_are_none_are_refused(tmp_path: Path) -> None:
     for path, said in ((3, "to a file; name one, not 3"), ("trace.txt", "call the file .json")):
         with pytest.raises(UsageError, match=said):
             ar.observe.timeline(path)  # type: ignore[arg-type]
+    (tmp_path / "folder.json").mkdir()
+    for name in ("folder.json", f"{'long' * 99}.json", "none/trace.json"):
+        refused = ar.observe.timeline(tmp_path / name)
+        with pytest.raises(UsageError, match=r"^cannot write the timeline.*: .*; "):
+            refused.__enter__()  # before the block runs
     timeline = ar.observe.timeline(tmp_path / "trace.json")
     with timeline, pytest.raises(UsageError, match="is being recorded already"):
         timeline.__enter__()
