@@ -13,6 +13,7 @@ import allreduce as ar
 from allreduce.cluster.spec import ClusterSpec
 from allreduce.errors import JoinError, UsageError
 from allreduce.graph.core import op_table
+from allreduce.server.task.worker import Worker
 from tests.server.clusters import describe, processes, serving
 
 X = np.ones((4, 2), np.float32)
@@ -81,27 +82,49 @@ def test_an_operator_that_the_task_does_not_know_is_named(monkeypatch: pytest.Mo
         np.testing.assert_array_equal(session.run(lambda x: x + 1.0, (X,)), X + 1)
 
 
+def test_an_error_of_registering_a_part_brings_the_traceback_of_its_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def register(self: Worker, request: Any) -> Any:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(Worker, "register", register)
+    with serving(worker=1) as (server,), ar.Session(server.target, timeout=30) as session:
+        with pytest.raises(KeyError, match="/job:worker/task:0: a bug") as caught:
+            session.run(lambda x: x + 1.0, (X,))
+        (note,) = caught.value.__notes__
+        assert f'{__file__}", line {register.__code__.co_firstlineno + 1}, in register' in note
+
+
 class _OwnError(Exception):
     pass
 
 
 @pytest.mark.parametrize(
-    ("raised", "type_here"),
-    [(UsageError, UsageError), (ValueError, ValueError), (_OwnError, RuntimeError)],
+    ("raised", "type_here", "text"),
+    [
+        (UsageError("wrong"), UsageError, "/"),
+        (ValueError("wrong"), ValueError, "wrong"),
+        (KeyError("wrong"), KeyError, "'wrong'"),
+        (FileNotFoundError(2, "none", "x.npy"), FileNotFoundError, "[Errno 2] none: 'x.npy'"),
+        (UnicodeEncodeError("ascii", "ä", 0, 1, "no"), RuntimeError, "UnicodeEncodeError: 'ascii"),
+        (_OwnError("wrong"), RuntimeError, "_OwnError: wrong"),
+    ],
 )
 def test_an_error_in_a_users_kernel_keeps_its_type_and_names_its_line_in_the_task(
-    raised: type[Exception], type_here: type[Exception], monkeypatch: pytest.MonkeyPatch
+    raised: Exception, type_here: type[Exception], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(op_table, "_TABLE", dict(op_table._TABLE))
 
     def cpu(out: np.ndarray, inputs: Any, _: Any) -> None:
-        raise raised("this row is wrong")
+        raise raised
 
     operator = ar.register_op("wrong_in_a_task", shape=lambda specs, _: specs[0], cpu=cpu)
     with serving(worker=1) as (server,), ar.Session(server.target, timeout=30) as session:
-        with pytest.raises(type_here, match="this row is wrong") as caught:
+        with pytest.raises(type_here) as caught:
             session.run(lambda x: operator(x), (X,))
         assert type(caught.value) is type_here
+        assert str(caught.value).startswith(text)
         (note,) = caught.value.__notes__
         assert f'{__file__}", line {cpu.__code__.co_firstlineno + 1}, in cpu' in note
 

@@ -112,7 +112,7 @@ class ParameterServer:
             frame = call.answer.frame
             assert frame is not None
             if frame.kind == pb.FAILED:
-                raise_failure(frame, self.name)
+                raise_failure(frame.about, f"raised by {self.name}")
             with self._sending:
                 self.nbytes += len(frame.about.json) + sum(a.nbytes for a in call.answer.arrays)
             return json.loads(frame.about.json), call.answer.arrays

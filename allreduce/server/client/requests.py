@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import builtins
+import contextlib
+from collections.abc import Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -14,29 +16,6 @@ from allreduce.server.protocol import task_pb2 as pb
 from allreduce.server.protocol.channel import Answer, Channel
 from allreduce.server.protocol.connect import Peer
 from allreduce.server.protocol.frames import Frame
-
-# Those that kernels raise, and that a text is enough to make.
-_OF_PYTHON: Mapping[str, type[Exception]] = {
-    each.__name__: each
-    for each in (
-        ArithmeticError,
-        AssertionError,
-        AttributeError,
-        FloatingPointError,
-        IndexError,
-        KeyError,
-        LookupError,
-        MemoryError,
-        NameError,
-        NotImplementedError,
-        OSError,
-        OverflowError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-        ZeroDivisionError,
-    )
-}
 
 
 class Requests:
@@ -120,7 +99,7 @@ class Requests:
         if reply.frame is None:
             raise PeerLostError(f"[server] {channel.peer} is lost: {reply.lost}")
         if reply.frame.kind == pb.FAILED:
-            raise_failure(reply.frame, channel.peer)
+            raise_failure(reply.frame.about, f"raised by {channel.peer}")
 
     def _lose(self, channel: Channel, why: str) -> None:
         if not self._closed:
@@ -128,21 +107,26 @@ class Requests:
             logger.warning("[server] the session has lost %s: %s", channel.peer, why)
 
 
-def raise_failure(frame: Frame, task: str) -> NoReturn:
-    """Raise the error that a task has answered with; a note has the task, and its traceback."""
-    error = described_error(frame.about.error_kind, frame.about.error)
-    error.add_note("\n".join([f"raised by {task}", *frame.about.names]))
+def raise_failure(about: pb.Description, *notes: str) -> NoReturn:
+    """Raise the error that a task has answered with; a note has `notes`, and the task's traceback.
+
+    A Python error of a user's kernel has the type that it would have in one process, if a text is
+    enough to make it.
+    """
+    error = _made(about.error_kind, about.error)
+    if notes or about.names:
+        error.add_note("\n".join([*notes, *about.names]))
     raise error
 
 
-def described_error(kind: str, text: str) -> Exception:
-    """Make the error that a task has described: as it was there, or a RuntimeError with its name.
-
-    So a Python error of a user's kernel has the type that it would have in one process.
-    """
+def _made(kind: str, text: str) -> Exception:
     found = getattr(errors, kind, None)
     if isinstance(found, type) and issubclass(found, AllreduceError):
         return found(text)
     if kind == "StaleError":
         return PeerLostError(text)
-    return _OF_PYTHON[kind](text) if kind in _OF_PYTHON else RuntimeError(f"{kind}: {text}")
+    found = getattr(builtins, kind, None)
+    if isinstance(found, type) and issubclass(found, Exception):
+        with contextlib.suppress(TypeError):  # a UnicodeError is made of more than a text
+            return found(text)
+    return RuntimeError(f"{kind}: {text}")

@@ -35,7 +35,7 @@ from allreduce.graph.trace.trace import HOST, Trace, check_outside, recording
 from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.update import UpdateRule
 from allreduce.keywords import Refusing, explain
-from allreduce.server.client.requests import Requests, described_error
+from allreduce.server.client.requests import Requests, raise_failure
 from allreduce.server.protocol import task_pb2 as pb
 from allreduce.server.protocol.channel import DEAD_SECONDS, Answer, Channel
 from allreduce.server.protocol.connect import Peer
@@ -289,8 +289,8 @@ class Session(Refusing):
         )
         timeout = 2 * self._timeout + _REGISTERING_SECONDS
         reply = self._master.call("RegisterGraph", request, timeout)
-        if reply.error:
-            raise described_error(reply.kind, reply.error)
+        if reply.HasField("failure"):
+            raise_failure(reply.failure)
         settled = [(rule, configured(rule)) for rule in rules]
         program = _Program(returned, reply.handle, [], settled)
         try:

@@ -24,7 +24,7 @@ from allreduce.server.protocol.channel import Channel, Handle
 from allreduce.server.protocol.data_handshake import HANDSHAKE_SECONDS, connect
 from allreduce.server.protocol.mpi_messages import MpiMessages
 
-PROTOCOL = 4
+PROTOCOL = 5
 MOST_MESSAGE_BYTES = (1 << 31) - 1  # constants travel inside of graphs
 OPTIONS = [
     ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),

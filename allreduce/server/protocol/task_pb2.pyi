@@ -100,16 +100,14 @@ class RegisterGraphRequest(_message.Message):
     def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., client: _Optional[str] = ..., graph: _Optional[_Union[Graph, _Mapping]] = ..., timeout: _Optional[float] = ...) -> None: ...
 
 class RegisterGraphReply(_message.Message):
-    __slots__ = ("handle", "parts", "error", "kind")
+    __slots__ = ("handle", "parts", "failure")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
-    ERROR_FIELD_NUMBER: _ClassVar[int]
-    KIND_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     handle: str
     parts: _containers.RepeatedCompositeFieldContainer[PartOf]
-    error: str
-    kind: str
-    def __init__(self, handle: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[PartOf, _Mapping]]] = ..., error: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
+    failure: Description
+    def __init__(self, handle: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[PartOf, _Mapping]]] = ..., failure: _Optional[_Union[Description, _Mapping]] = ...) -> None: ...
 
 class PartOf(_message.Message):
     __slots__ = ("task", "address", "feeds", "fetches", "missing")
@@ -145,14 +143,12 @@ class RegisterPartRequest(_message.Message):
     def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., handle: _Optional[str] = ..., part: _Optional[_Union[Graph, _Mapping]] = ..., generations: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class RegisterPartReply(_message.Message):
-    __slots__ = ("missing", "error", "kind")
+    __slots__ = ("missing", "failure")
     MISSING_FIELD_NUMBER: _ClassVar[int]
-    ERROR_FIELD_NUMBER: _ClassVar[int]
-    KIND_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     missing: _containers.RepeatedScalarFieldContainer[str]
-    error: str
-    kind: str
-    def __init__(self, missing: _Optional[_Iterable[str]] = ..., error: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
+    failure: Description
+    def __init__(self, missing: _Optional[_Iterable[str]] = ..., failure: _Optional[_Union[Description, _Mapping]] = ...) -> None: ...
 
 class Graph(_message.Message):
     __slots__ = ("nodes", "inputs", "outputs", "effects", "variables", "rules")

@@ -60,7 +60,7 @@ class Service(task_pb2_grpc.TaskServicer):
         try:
             return self.register_graph(request)
         except Exception as error:  # reaches the client, which raises it
-            return pb.RegisterGraphReply(error=_text(error), kind=type(error).__name__)
+            return pb.RegisterGraphReply(failure=described(error))
 
     def RegisterPart(  # noqa: N802
         self, request: pb.RegisterPartRequest, context: Any
@@ -130,10 +130,10 @@ class Service(task_pb2_grpc.TaskServicer):
             for task, part in parts.items()
         }
         answers = self._register_parts(messages, peers, request.timeout)
-        failed = [each for each in answers.values() if each.error]
+        failed = [each for each in answers.values() if each.HasField("failure")]
         if failed:
-            self._release(handle, [task for task, each in answers.items() if not each.error])
-            return pb.RegisterGraphReply(error=failed[0].error, kind=failed[0].kind)
+            self._release(handle, [t for t, each in answers.items() if each not in failed])
+            return pb.RegisterGraphReply(failure=failed[0].failure)
         reply = pb.RegisterGraphReply(handle=handle)
         for task, part in parts.items():
             reply.parts.append(
@@ -166,10 +166,10 @@ class Service(task_pb2_grpc.TaskServicer):
                 return self.register_part(message)
             try:
                 reply: pb.RegisterPartReply = peers[task].call("RegisterPart", message, timeout)
-                if not reply.error:  # a task is told by the connection when this one ends
+                if not reply.HasField("failure"):  # the connection tells the task of this one's end
                     self._connections.channel(task, message.generations[task_name(task)])
             except AllreduceError as error:
-                return pb.RegisterPartReply(error=_text(error), kind=type(error).__name__)
+                return pb.RegisterPartReply(failure=described(error))
             return reply
 
         with ThreadPoolExecutor(max(len(messages), 1)) as pool:
@@ -190,21 +190,24 @@ class Service(task_pb2_grpc.TaskServicer):
         try:
             return pb.RegisterPartReply(missing=self._worker.register(request))
         except Exception as error:  # reaches the client, by the master
-            return pb.RegisterPartReply(
-                error=f"{self._name}: {_text(error)}", kind=type(error).__name__
-            )
+            about = described(error)
+            about.error = f"{self._name}: {about.error}"
+            return pb.RegisterPartReply(failure=about)
 
 
 def failure(error: Exception, request: int) -> Frame:
+    """Answer a request by an error."""
+    return Frame(pb.FAILED, described(error), request)
+
+
+def described(error: Exception) -> pb.Description:
     """Describe an error for the client: with the traceback, unless its message says it all.
 
     It does not if code of the user's has run in this task, such as a kernel.
     """
     known = isinstance(error, AllreduceError) and not isinstance(error, InternalError)
-    shown = [] if known and traces.users_line(error) is None else [traces.text(error)]
-    about = pb.Description(error=_text(error), error_kind=type(error).__name__, names=shown)
-    return Frame(pb.FAILED, about, request)
-
-
-def _text(error: Exception) -> str:
-    return "\n".join([str(error), *getattr(error, "__notes__", ())])
+    says_all = known and traces.users_line(error) is None
+    notes = getattr(error, "__notes__", []) if says_all else [traces.text(error)]
+    is_key = isinstance(error, KeyError) and len(error.args) == 1
+    text = str(error.args[0] if is_key else error)  # a KeyError quotes its text when it is shown
+    return pb.Description(error=text, error_kind=type(error).__name__, names=notes)
