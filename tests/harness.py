@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
 import os
@@ -14,7 +15,7 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,9 +30,8 @@ from allreduce.comm import Communicator, replica_communicators
 T = TypeVar("T")
 ROOT = Path(__file__).parent.parent
 
-_LANE = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 4
-_FIRST_PORT, _PORTS = 12000, 5000  # the first process's that runs tests; how many each has
-_port_numbers = itertools.count(os.getpid())
+_FIRST_PORT, _END_PORT = 12000, 32000  # below those that the kernel hands out by itself
+_PORTS = 100  # that a process which runs tests has for itself
 
 
 @dataclass(frozen=True)
@@ -102,16 +102,26 @@ def settle_threads(
 def free_port() -> int:
     """Return a port on the loopback interface that nothing listens on now.
 
-    Below those that the kernel hands out by itself, and another one for each call and for each
-    process that runs tests beside this one: whoever is to listen there has not started yet, and
-    nobody else may take it meanwhile.
+    It is another one for the next calls, and for all processes that run tests on this machine:
+    whoever is to listen there has not started yet, and nobody else may take it meanwhile.
     """
-    for number in _port_numbers:
+    for port in itertools.islice(_own_ports(), _PORTS):
         with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", _FIRST_PORT + _LANE * _PORTS + number % _PORTS))
-            port: int = probe.getsockname()[1]
+            probe.bind(("127.0.0.1", port))
             return port
-    raise AssertionError("numbers do not end")
+    raise AssertionError(f"each of this process's {_PORTS} ports has a listener")
+
+
+@functools.cache
+def _own_ports() -> Iterator[int]:
+    """Claim ports, by a name that no other process can have until this one ends."""
+    with socket.socket(socket.AF_UNIX) as claim:
+        for first in range(_FIRST_PORT, _END_PORT, _PORTS):
+            with contextlib.suppress(OSError):
+                claim.bind(f"\0allreduce tests: ports from {first}")
+                claim.detach()  # it stays open
+                return itertools.cycle(range(first, first + _PORTS))
+    raise AssertionError("other processes that run tests have all ports")
 
 
 def script_of(fn: Callable[..., None], *arguments: Any) -> str:
