@@ -99,6 +99,24 @@ def settle_threads(
     return outcomes
 
 
+def stop(pid: int) -> None:
+    """Stop a process; wait until it is."""
+    os.kill(pid, signal.SIGSTOP)
+    until_stopped(pid)
+
+
+def until_stopped(pid: int, seconds: float = 25) -> None:
+    """Wait until each thread of a process is stopped, which one after the other finds out."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # of a thread that ended
+            stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+            if all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats):
+                return
+        time.sleep(0.005)
+    raise AssertionError(f"process {pid} is not stopped after {seconds} s")
+
+
 def free_port() -> int:
     """Return a port on the loopback interface that nothing listens on now.
 
