@@ -117,6 +117,13 @@ def until_stopped(pid: int, seconds: float = 25) -> None:
     raise AssertionError(f"process {pid} is not stopped after {seconds} s")
 
 
+def shorten(comm: Communicator, seconds: float) -> None:
+    """Give a communicator a timeout in which a busy machine might not have made it."""
+    owners: list[Any] = [comm._dispatch.transport, comm._groups]
+    for owner in owners:
+        owner._timeout = seconds
+
+
 def free_port() -> int:
     """Return a port on the loopback interface that nothing listens on now.
 

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import functools
-import logging
-import time
 
-import numpy as np
 import pytest
 
 from allreduce import errors
-from allreduce.comm import Communicator
-from allreduce.comm.transports import native
-from allreduce.events import logger
 from tests.comm.core import test_forks
 from tests.comm.failures import test_endings, test_failures, test_mismatch
 from tests.harness import run_ranks, settle_threads, world_of_one
@@ -34,6 +28,7 @@ test_leaving = test_failures.test_leaving_after_the_last_call_disturbs_nobody
 test_close = test_failures.test_close_completes_what_was_started
 test_timeout = test_failures.test_a_timeout_names_the_missing_member_its_last_call_and_the_time
 test_own_timeout = test_failures.test_a_work_has_a_timeout_of_its_own
+test_long_wait = test_failures.test_a_long_wait_is_reported_once_before_it_fails
 test_no_memory = test_failures.test_absurd_symmetric_memory_is_refused_on_all_members
 test_killed = test_endings.test_survivors_name_the_killed_rank_soon
 test_killed_inside = test_endings.test_a_rank_killed_inside_a_collective_is_named
@@ -49,27 +44,6 @@ def _tcp(monkeypatch: pytest.MonkeyPatch) -> None:
     on_tcp = functools.partial(run_ranks, env={"ALLREDUCE_TRANSPORT": "tcp"})
     for module in (test_endings, test_forks):
         monkeypatch.setattr(module, "run_ranks", on_tcp)
-
-
-def test_a_long_wait_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "WARN_SECONDS", 0.2)
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler(logging.WARNING)
-    monkeypatch.setattr(handler, "emit", records.append)
-
-    def member(comm: Communicator) -> float:
-        if comm.rank == 1:
-            time.sleep(0.8)
-        return float(comm.all_reduce(np.ones(10))[0])
-
-    logger.addHandler(handler)
-    try:
-        assert settle_threads(member, 2) == [2.0, 2.0]
-    finally:
-        logger.removeHandler(handler)
-    (record,) = [r for r in records if "has waited" in r.getMessage()]
-    assert "has waited 0.2 s in all_reduce(float64[10], op='sum') #0: " in record.getMessage()
-    assert "replica 1 (rank 0) has made no call yet" in record.getMessage()
 
 
 def test_an_interface_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
