@@ -8,10 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from allreduce.devices import set_logical_devices
 
 set_logical_devices("CPU", 4)
+# The same examples in each run, however long a busy machine takes for them; `make torture` draws.
+settings.register_profile(
+    "tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("tests")
 # Ending a run of tests also ends the processes that tests have started.
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 # A shell's background jobs ignore these, and so would processes that tests start.

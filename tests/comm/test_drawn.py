@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allreduce.comm.calls.call import CARRIES, DTYPES
@@ -84,7 +84,7 @@ def check(request: pytest.FixtureRequest) -> Iterator[Check]:
         yield run
 
 
-@settings(deadline=None, derandomize=True, max_examples=12)
+@settings(max_examples=12)
 @given(calls())
 def test_any_array(check: Check, call: Drawn) -> None:
     check(call)
@@ -92,7 +92,7 @@ def test_any_array(check: Check, call: Drawn) -> None:
 
 @pytest.mark.torture
 @pytest.mark.timeout(1200)
-@settings(deadline=None, max_examples=3000, suppress_health_check=[HealthCheck.too_slow])
+@settings(derandomize=False, max_examples=3000)
 @given(calls())
 def test_any_array_for_long(check: Check, call: Drawn) -> None:
     check(call)

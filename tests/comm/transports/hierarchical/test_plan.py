@@ -217,7 +217,7 @@ def test_plans_do_what_the_call_means(
     make_chains.cache_clear()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=9),
     st.lists(st.integers(0, 6), min_size=9, max_size=9),
