@@ -189,7 +189,7 @@ def test_workers_that_never_come_are_named_and_not_waited_for_without_end(
     caplog: pytest.LogCaptureFixture,
     wait: str,
 ) -> None:
-    monkeypatch.setattr(waiting, "WARN_SECONDS", 0.6)
+    monkeypatch.setattr(waiting, "WARN_SECONDS", 0.1)
     chief.timeout = 2.0
     with ar.ClusterCoordinator(chief) as coordinator:
         future = coordinator.schedule(lambda: 1)

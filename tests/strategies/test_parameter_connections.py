@@ -18,6 +18,7 @@ from allreduce.cluster.spec import ClusterSpec
 from allreduce.errors import JoinError, TimeoutError, UsageError
 from allreduce.server.client import parameter_client
 from allreduce.server.client.parameter_client import connect_all
+from allreduce.server.protocol import connect
 from tests.server.clusters import describe, task_command
 from tests.strategies.small_models import Worker, data, trained, with_averages
 
@@ -133,7 +134,7 @@ def test_several_threads_may_call_a_server() -> None:
             for each in threads:
                 each.start()
             for each in threads:
-                each.join(20)
+                each.join(25)
             assert len(done) == 4
             deadline = time.monotonic() + 20
             while not server.connections._inbound:  # it may answer before it is listed
@@ -184,7 +185,8 @@ def test_a_worker_names_the_chief_while_it_waits_for_it(
     monkeypatch.setenv("ALLREDUCE_TASK", "worker:1")
     monkeypatch.setattr(waiting, "WARN_SECONDS", 0.5)
     with ar.Server(spec, "ps", 0):
-        strategy = ar.ParameterServerStrategy(timeout=1.5)
+        strategy = ar.ParameterServerStrategy(timeout=20)
+        object.__setattr__(strategy._worker, "timeout", 1.5)  # for the chief, not for the server
         with pytest.raises(TimeoutError, match=r"the chief has not .* within 1.5 s"):
             kind(strategy, ar.optim.SGD(0.1))
         strategy.close()
@@ -200,10 +202,16 @@ def test_a_server_that_is_missing_is_named(
     spec = describe({"ps": 2, "worker": 1})
     monkeypatch.setenv("ALLREDUCE_CLUSTER", spec.as_json())
     monkeypatch.setenv("ALLREDUCE_TASK", "worker:0")
+    greet, missing = connect.Peer.greet, spec.address("ps", 1)
+
+    def greet_missing_briefly(self: connect.Peer, timeout: float) -> None:
+        greet(self, 0.5 if self.address == missing else timeout)
+
+    monkeypatch.setattr(connect.Peer, "greet", greet_missing_briefly)
     with ar.Server(spec, "ps", 0) as server:
         with pytest.raises(TimeoutError, match="/job:ps/task:1 does not answer"):
-            ar.ParameterServerStrategy(timeout=0.5)
-        assert f"waiting for /job:ps/task:1 at {spec.address('ps', 1)} to answer" in caplog.text
+            ar.ParameterServerStrategy(timeout=20)
+        assert f"waiting for /job:ps/task:1 at {missing} to answer" in caplog.text
         deadline = time.monotonic() + 20
         while server.connections.has_client():  # that of the strategy which was not made
             assert time.monotonic() < deadline

@@ -77,7 +77,7 @@ def test_workers_without_rows_initialise_variables_and_get_their_values(
 
     class Waits(ar.callbacks.Callback):
         def on_train_begin(self, logs: Any = None) -> None:
-            has_trained.wait(15)
+            has_trained.wait(25)
 
     class Trains(ar.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -92,7 +92,7 @@ def test_workers_without_rows_initialise_variables_and_get_their_values(
         chief = threading.Thread(target=fit, args=(models[0], Waits()))
         chief.start()
         fit(models[1], Trains())
-        chief.join(20)
+        chief.join(40)
         assert has_trained.is_set()
 
     fit_both()
