@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import typing
 from pathlib import Path
 
@@ -244,7 +243,6 @@ def test_ranks_end_and_fail_together() -> None:
 
 
 def dies(where: str) -> None:
-    import time
     from typing import Any
 
     import allreduce as ar
@@ -256,7 +254,7 @@ def dies(where: str) -> None:
 
     def fail(batch: int, logs: Any) -> None:
         if strategy.communicator.rank == 1 and batch == 1:
-            print(f"raised at {time.time()}", flush=True)
+            print("raises", flush=True)
             raise RuntimeError("this rank is out")
 
     def batches() -> Any:
@@ -276,12 +274,9 @@ def dies(where: str) -> None:
 @pytest.mark.parametrize("where", ["callback", "generator"])
 @pytest.mark.parametrize("launcher", ["env", "run"])
 def test_an_error_of_one_rank_ends_all_with_its_traceback(launcher: str, where: str) -> None:
-    results = run_ranks(dies, 2, launcher=launcher, arguments=(where,))
-    ended = time.time()
-    text = "".join(result.stdout for result in results)
-    raised = [float(part.split()[0]) for part in text.split("raised at ")[1:]]
-    assert len(raised) == 1
-    assert ended - raised[0] < 5
+    # Before a wait's timeout, which is longer.
+    results = run_ranks(dies, 2, launcher=launcher, arguments=(where,), timeout=60)
+    assert "".join(result.stdout for result in results).count("raises") == 1
     assert all(result.returncode for result in results)
     assert "RuntimeError: this rank is out" in "".join(result.stderr for result in results)
     if launcher == "env":

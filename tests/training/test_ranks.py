@@ -398,7 +398,6 @@ def test_all_ranks_may_save_at_once_and_load(told: Told) -> None:
 def elsewhere() -> None:
     """Rank 1 calls what others do not, who are in a step or evaluate; then all start anew."""
     import json
-    import time
 
     import numpy as np
 
@@ -411,11 +410,9 @@ def elsewhere() -> None:
         strategy = ar.MultiWorkerMirroredStrategy()
         with strategy.scope():
             model = classifier()
-        began = time.monotonic()
         try:
             model.fit(x, y, verbose=0)  # which a rank may still be in when the first is told
             (batch,) = strategy.distribute_dataset([(x, y)])
-            began = time.monotonic()
             if strategy.communicator.rank != 1 and what == "predict":
                 model.evaluate(x, y, verbose=0)
             elif strategy.communicator.rank != 1:
@@ -429,7 +426,7 @@ def elsewhere() -> None:
             else:
                 strategy.gather(np.ones(2))
         except (ar.MismatchError, ar.PeerLostError) as error:
-            found.append([type(error).__name__, str(error), time.monotonic() - began])
+            found.append([type(error).__name__, str(error)])
         try:
             strategy.reduce("sum", 1.0)
         except ar.AllreduceError as error:
@@ -442,11 +439,10 @@ def elsewhere() -> None:
 def test_a_rank_that_calls_a_method_while_others_are_in_a_step_is_told(told: Told) -> None:
     for rank, errors in enumerate(told["elsewhere"]):
         calls = ("evaluate", "reduce", "gather", "predict")
-        for what, (kind, message, seconds, after) in zip(calls, errors, strict=True):
+        for what, (kind, message, after) in zip(calls, errors, strict=True):
             told_here = f"exchange(a comparison of what ranks gave to {what})"
             told_there = "was ended by MismatchError"  # quoted, and cut short
             assert (told_here if kind == "MismatchError" else told_there) in message
-            assert seconds < 2
             assert kind == "MismatchError" or what != "predict"
             if rank == 1:  # others may have been in the last call before
                 assert kind == "MismatchError"
