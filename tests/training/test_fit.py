@@ -161,12 +161,12 @@ def test_time_spent_waiting_for_input_is_shown(capsys: pytest.CaptureFixture[str
     x, y = blobs(40)
 
     def slow() -> Any:
-        for at in range(0, 40, 10):
-            time.sleep(0.05)
-            yield x[at : at + 10], y[at : at + 10]
+        for at in (0, 20):
+            time.sleep(0.4)  # much longer than a step, also on a busy machine
+            yield x[at : at + 20], y[at : at + 20]
 
     model = on_replicas(2)
-    model.fit(x, y, 10, verbose=0)  # so that no step compiles
+    model.fit(x, y, 20, verbose=0)  # so that no step compiles
     model.fit(slow(), verbose=2)
     (line,) = capsys.readouterr().out.splitlines()
     share = re.search(r"(\d+)% waiting for input", line)
