@@ -13,13 +13,22 @@ from allreduce import events
 from allreduce.data.prefetch import on_demand, prefetch
 from allreduce.devices import options
 
+_earlier: list[threading.Thread] = []  # of other tests' iterators, which may still be about
+
+
+@pytest.fixture(autouse=True)
+def _begin_anew() -> None:
+    _earlier.clear()
+    _earlier[:] = our_threads()
+
 
 def our_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "allreduce-data"]
+    named = [thread for thread in threading.enumerate() if thread.name == "allreduce-data"]
+    return [thread for thread in named if thread not in _earlier]
 
 
 def wait_until_gone() -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 25
     while our_threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert our_threads() == []
@@ -54,7 +63,7 @@ def test_makes_exactly_one_item_while_the_caller_works() -> None:
 
     items = prefetch(source())
     assert next(items) == 0
-    assert second.wait(5)  # made although nobody has asked for it
+    assert second.wait(25)  # made although nobody has asked for it
     time.sleep(0.05)
     assert made == [0, 1]
     assert next(items) == 1
@@ -93,7 +102,7 @@ def test_leaving_the_loop_ends_the_thread_and_the_source() -> None:
 
     assert first_three() == [0, 1, 2]
     gc.collect()
-    assert closed.wait(5)
+    assert closed.wait(25)
     wait_until_gone()
 
 
