@@ -120,7 +120,7 @@ def test_a_child_that_is_forked_meanwhile_is_in_no_import() -> None:
 
 def test_another_thread_imports_without_a_handler() -> None:
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(_import_something).result(10) == "imported"
+        assert pool.submit(_import_something).result(25) == "imported"
 
 
 def _import_something() -> str:
