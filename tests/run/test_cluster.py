@@ -52,6 +52,17 @@ def test_a_failing_worker_ends_the_cluster_and_is_named(tmp_path: Path) -> None:
     assert time.monotonic() - began < 40
 
 
+def test_the_error_of_a_failed_worker_ends_the_output(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "error = ValueError('no such row')\nerror.add_note('a note')\n"
+        "try:\n    {}['missing']\nexcept KeyError:\n    raise error\n"
+    )
+    result = run([*LAUNCH, "--cluster", "ps=1,worker=1", str(script)], deadline=60)
+    last = "the job ended because worker:0 failed with exit code 1: ValueError: no such row"
+    assert result.err.splitlines()[-1] == f"[allreduce.run] {last}", result
+
+
 def test_a_survivor_that_saves_has_time_to_do_so(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(

@@ -91,7 +91,7 @@ class ClusterJob(Job):
         self._tell(f"{child.name} (process {child.pid}) {child.exit_text}; starting it again")
         again = self._children[child.rank] = self._spawn(child.rank)
         for source, sink in ((again.stdout, self._out), (again.stderr, self._err)):
-            self._relays[source] = Relay(source, sink, again.label)
+            self._relays[source] = Relay(source, sink, again)
         again.start(NO_LEADER)
 
     def _aware(self) -> set[int]:

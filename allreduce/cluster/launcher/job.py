@@ -87,7 +87,7 @@ class Job:
         """Run to the end; returns the exit code."""
         for child in self._children:
             for source, sink in ((child.stdout, self._out), (child.stderr, self._err)):
-                self._relays[source] = Relay(source, sink, child.label)
+                self._relays[source] = Relay(source, sink, child)
         self._signals = Signals((*_FORWARDED, *_HANDED_ON, *_PAUSING))
         try:
             word = self._host()
@@ -272,6 +272,8 @@ class Job:
     def _reason(self, child: Child) -> str:
         """Return the end of a line about a rank that has failed: its error, if it is known."""
         reason = self._leader.reason(child.rank) if self._leader is not None else ""
+        if child.code == 1:  # of an uncaught error: a task, or a rank that has not joined
+            reason = reason or child.error
         return f": {reason}" if reason else ""
 
     def _tell(self, text: str) -> None:

@@ -8,6 +8,8 @@ import os
 import select
 from collections.abc import Callable
 
+from allreduce.cluster.launcher.children import Child
+
 _FULL = 2**20  # bytes; above this the ranks' output stays in their pipes
 _NOBODY_READS = (errno.EPIPE, errno.EIO)  # EIO: the terminal was closed
 _PIECE = select.PIPE_BUF  # a pipe that polls as writable takes this much without blocking
@@ -70,10 +72,12 @@ class LogForwarder(logging.Handler):
 
 
 class Relay:
-    """Copies one stream of one rank, line by line."""
+    """Copies one stream of one rank, line by line, and keeps the error of its last traceback."""
 
-    def __init__(self, source: int, sink: Sink, label: str) -> None:
-        self._source, self.sink, self._prefix = source, sink, f"[{label}] ".encode()
+    def __init__(self, source: int, sink: Sink, child: Child) -> None:
+        self._source, self.sink, self._child = source, sink, child
+        self._prefix = f"[{child.label}] ".encode()
+        self._in_traceback = False
         self._partial = b""
         self._held: list[bytes] | None = None
         self.ended = False  # no process holds the writing end
@@ -127,3 +131,7 @@ class Relay:
 
     def _write(self, line: bytes) -> None:
         self.sink.write(self._prefix + line + b"\n")
+        if line == _TRACEBACK:
+            self._in_traceback = True
+        elif self._in_traceback and not line.startswith(b" "):
+            self._in_traceback, self._child.error = False, line.decode(errors="replace")
