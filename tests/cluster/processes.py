@@ -49,7 +49,7 @@ class Running:
             env={**clean_environment(), **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
+            bufsize=0,  # a read of a line leaves the rest of the output to `end`
             start_new_session=True,
         )
         self.pid = self._process.pid
@@ -57,12 +57,12 @@ class Running:
     def line(self) -> str:
         """Read one line of its standard output."""
         assert self._process.stdout is not None
-        return str(self._process.stdout.readline()).rstrip("\n")
+        return self._process.stdout.readline().decode().rstrip("\n")
 
     def error_line(self) -> str:
         """Read one line of its standard error."""
         assert self._process.stderr is not None
-        return str(self._process.stderr.readline()).rstrip("\n")
+        return self._process.stderr.readline().decode().rstrip("\n")
 
     def signal(self, number: int, *, group: bool = False) -> None:
         """Send a signal to it, or to its whole group as a terminal does."""
@@ -83,7 +83,7 @@ class Running:
             self.kill()
             out, err = self._process.communicate()
             code = None
-        return Result(code, out, err, time.monotonic() - self._began)
+        return Result(code, out.decode(), err.decode(), time.monotonic() - self._began)
 
     def bury(self) -> None:
         """Wait for a killed process and close its pipes."""
