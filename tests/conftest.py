@@ -23,6 +23,8 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 # A shell's background jobs ignore these, and so would processes that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under nohup: only this process ignores it
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 # Where lanes take whole files, the longest go first: left for the end, they would run while the
 # other lanes have nothing to do. The first compiles on all cores, which none of the others minds.
