@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -157,9 +157,17 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_gone(pids: Sequence[int], seconds: float) -> list[int]:
+def wait_gone(pids: Sequence[int], seconds: float = 25) -> list[int]:
     """Wait for processes to end; return the ones that did not."""
     deadline = time.monotonic() + seconds
     while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
         time.sleep(0.02)
     return left
+
+
+def wait_until(holds: Callable[[], object], seconds: float = 25) -> None:
+    """Wait until a condition holds; fails the test if it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.02)
