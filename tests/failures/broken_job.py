@@ -1,6 +1,6 @@
 """A job that goes wrong: broken_job.py MOMENT ACTION VICTIM.
 
-Prints `ready PID` on every rank, and `acts SECONDS` when the victim acts.
+Prints `ready PID` on every rank, and `acts now` when the victim acts.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ACTIONS: dict[str, Callable[[], object]] = {
 
 def act() -> None:
     """Carry out the victim's action."""
-    say(f"acts {time.monotonic()}")
+    say("acts now")
     ACTIONS[ACTION]()
 
 

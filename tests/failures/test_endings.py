@@ -41,7 +41,7 @@ def test_a_rank_that_raises_ends_the_job_with_its_traceback(
     broken: Break, launcher: str, moment: str
 ) -> None:
     with broken(launcher, moment, "raise", size=3) as job:
-        result = job.finish_after_action(5)
+        result = job.finish_after_action()
         job.assert_nothing_left()
     assert result.code == 1, result
     assert "BoomError: on rank 1" in result.err
@@ -54,7 +54,7 @@ def test_a_rank_that_exits_gives_the_job_its_code(
     broken: Break, launcher: str, moment: str, action: str
 ) -> None:
     with broken(launcher, moment, action, size=3) as job:
-        result = job.finish_after_action(5)
+        result = job.finish_after_action()
         job.assert_nothing_left()
     assert result.code == 3, result
     if (launcher, moment) == ("run", "collective"):
@@ -72,7 +72,7 @@ def test_a_rank_that_exits_at_once_ends_the_job(broken: Break, launcher: str, mo
     if (launcher, moment) == ("run", "compute"):
         pytest.skip("nobody waits for anybody")
     with broken(launcher, moment, "os exit", size=3) as job:
-        result = job.finish_after_action(5)
+        result = job.finish_after_action()
         job.assert_nothing_left()
     assert result.code == 3, result
     if launcher == "run":
@@ -84,7 +84,7 @@ def test_a_rank_that_exits_at_once_ends_the_job(broken: Break, launcher: str, mo
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=torture), 1])
 def test_a_killed_rank_ends_the_job(broken: Break, launcher: str, moment: str, victim: int) -> None:
     with broken(launcher, moment, "kill", victim, 3) as job:
-        result = job.finish_after_action(5)
+        result = job.finish_after_action()
         job.assert_nothing_left(but=mpichs(moment))
     assert result.code not in (0, None), result
     if launcher == "run":
@@ -103,7 +103,7 @@ def test_a_rank_that_sticks_is_named_when_the_timeout_runs_out(
     if moment == "compute":
         pytest.skip("nobody waits for anybody")
     with broken(launcher, moment, "stop", ALLREDUCE_TIMEOUT="3") as job:
-        result = job.finish_after_action(3 + 5)
+        result = job.finish_after_action()
         job.assert_nothing_left()
     assert result.code == 1, result  # and not that of the one that sticks, which is killed
     if (launcher, moment) == ("mpirun", "join"):  # in MPI, where no Python runs
@@ -123,7 +123,7 @@ def test_a_rank_that_ends_normally_is_missed_by_those_that_train_on(
     broken: Break, launcher: str, action: str
 ) -> None:
     with broken(launcher, "end", action, size=3) as job:
-        result = job.finish_after_action(5)
+        result = job.finish_after_action()
         job.assert_nothing_left()
     assert result.code == 1, result
     assert "PeerLostError" in result.err

@@ -82,4 +82,4 @@ def test_fit_ends_after_a_signal_at_a_random_moment(
         pids = job.ready()
         time.sleep(draw.random())
         draw.choice([_kill, _kill, _terminate, _stop])(job, draw.choice(pids))
-        job.assert_nothing_left(5)
+        job.assert_nothing_left()

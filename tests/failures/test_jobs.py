@@ -11,11 +11,13 @@ from tests.failures.jobs import SHARED_MEMORY, start
 
 MAPS = """
 import mmap, os, sys, time
-with open(sys.argv[1], "w+b") as file:
+_, own, gate = sys.argv
+with open(own, "w+b") as file:
     file.truncate(4096)
     kept = mmap.mmap(file.fileno(), 4096)
     print("ready", os.getpid(), flush=True)
-    time.sleep(0.5)
+    while not os.path.exists(gate):
+        time.sleep(0.02)
 """
 
 
@@ -25,9 +27,9 @@ def test_only_the_jobs_own_shared_memory_counts(tmp_path: Path) -> None:
     folder.mkdir()
     own, other = (SHARED_MEMORY / f"test.{uuid.uuid4().hex}" for _ in range(2))
     try:
-        with start("run", 1, script, str(own), folder=folder) as job:
+        with start("run", 1, script, str(own), str(other), folder=folder) as job:
             job.ready()
-            other.touch()
+            other.touch()  # which lets it end
             assert job.finish(25).code == 0
             with pytest.raises(AssertionError, match=own.name):
                 job.assert_nothing_left(0.1)

@@ -18,7 +18,7 @@ def commit(mistake: str, launcher: str, folder: Path) -> Result:
     temporary = folder / "tmp"
     temporary.mkdir()
     with start(launcher, 2, SCRIPT, mistake, str(folder), folder=temporary) as job:
-        result = job.process.finish(20)
+        result = job.process.finish(60)
         job.assert_nothing_left()
     assert result.code == 1, result
     return result

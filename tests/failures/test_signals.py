@@ -9,6 +9,7 @@ import signal
 import pytest
 
 from tests.failures.conftest import Break
+from tests.failures.jobs import DEADLINE
 from tests.failures.test_endings import LAUNCHERS, moments, mpichs, scenes
 
 
@@ -17,7 +18,7 @@ def test_ctrl_c_ends_the_job_with_one_line(broken: Break, launcher: str, moment:
     with broken(launcher, moment, size=3) as job:
         job.ready()
         job.process.signal(signal.SIGINT, group=True)
-        result = job.finish(3)
+        result = job.finish(DEADLINE)
         job.assert_nothing_left(but=mpichs(moment))
     if (launcher, moment) == ("mpirun", "join"):
         # One rank has not joined, and says so itself; mpirun kills the others, inside MPI_Init.
@@ -34,7 +35,7 @@ def test_an_interrupt_of_one_rank_is_one_line_on_each_other_that_names_it(broken
     with broken("run", "fit", size=3) as job:
         pid = job.ready()[0]
         os.kill(pid, signal.SIGINT)
-        result = job.finish(6)
+        result = job.finish(DEADLINE)
         job.assert_nothing_left()
     assert result.code == 130, result
     assert "Traceback" not in result.err
@@ -59,7 +60,7 @@ def test_a_terminated_launcher_takes_the_job_along(
     with broken(launcher, moment, size=3) as job:
         job.ready()
         job.process.signal(number)
-        result = job.finish(25)
+        result = job.finish(DEADLINE)
         job.assert_nothing_left(but=mpichs(moment))
     assert result.code != 0
 
@@ -70,7 +71,7 @@ def test_a_killed_launcher_takes_the_job_along(broken: Break, launcher: str, mom
     with broken(launcher, moment, size=3) as job:
         job.ready()
         job.process.signal(signal.SIGKILL)
-        job.assert_nothing_left(5, but=mpichs(moment))
+        job.assert_nothing_left(but=mpichs(moment))
 
 
 @LAUNCHERS
