@@ -59,10 +59,13 @@ class Running:
         assert self._process.stdout is not None
         return self._process.stdout.readline().decode().rstrip("\n")
 
-    def error_line(self) -> str:
-        """Read one line of its standard error."""
+    def error_line(self, words: str = "") -> str:
+        """Read its standard error up to a line with some words."""
         assert self._process.stderr is not None
-        return self._process.stderr.readline().decode().rstrip("\n")
+        while line := self._process.stderr.readline().decode():
+            if words in line:
+                return line.rstrip("\n")
+        raise AssertionError(f"no line with {words!r} came: {self.finish(25)}")
 
     def signal(self, number: int, *, group: bool = False) -> None:
         """Send a signal to it, or to its whole group as a terminal does."""
