@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from allreduce.cluster.launcher.cluster_job import free_ports
-from tests.cluster.processes import run
+from tests.cluster.processes import free_address, run, running
 from tests.harness import ROOT
 from tests.run.launches import LAUNCH
 
@@ -68,11 +67,15 @@ def test_a_survivor_that_saves_has_time_to_do_so(tmp_path: Path) -> None:
     script.write_text(
         "import os, sys, time\n"
         "if os.environ['ALLREDUCE_TASK'] == 'worker:1':\n    sys.exit(7)\n"
-        "time.sleep(5)\nprint('saved')\n"
+        "while not os.path.exists(sys.argv[1]):\n    time.sleep(0.02)\nprint('saved')\n"
     )
-    result = run([*LAUNCH, "--cluster", "ps=1,worker=2", str(script)], deadline=60)
+    gate = tmp_path / "gate"
+    command = [*LAUNCH, "--cluster", "ps=1,worker=2", str(script), str(gate)]
+    with running(command) as process:
+        process.error_line("waiting for worker:0, ps:0 to end, for up to 27 s more (--grace)")
+        gate.touch()
+        result = process.finish(25)
     assert (result.code, "[worker:0] saved" in result.out) == (7, True), result
-    assert "waiting for worker:0, ps:0 to end, for up to 27 s more (--grace)" in result.err
 
 
 def test_a_failed_task_is_started_again(tmp_path: Path) -> None:
@@ -113,8 +116,7 @@ def test_ranks_take_no_place_in_a_cluster_that_the_launcher_is_in(
         "try:\n    ar.Server()\n"
         "except ar.UsageError as error:\n    print(comm.rank, error)\n"
     )
-    (port,) = free_ports(1)
-    spec = {"worker": [f"127.0.0.1:{port}"]}
+    spec = {"worker": [free_address()]}
     outside = {"ALLREDUCE_CLUSTER": json.dumps(spec), "ALLREDUCE_TASK": "worker:0"}
     if named == "TF_CONFIG":
         task = {"type": "worker", "index": 0}

@@ -11,16 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import allreduce as ar
-from allreduce.cluster.launcher.cluster_job import free_ports
 from allreduce.cluster.spec import ClusterSpec
-from tests.harness import ROOT
+from tests.harness import ROOT, free_port
 
 
 def describe(jobs: Mapping[str, int]) -> ClusterSpec:
     """Describe a cluster of so many tasks of each job, on free ports."""
-    ports = iter(free_ports(sum(jobs.values())))
     return ClusterSpec(
-        {job: [f"127.0.0.1:{next(ports)}" for _ in range(n)] for job, n in jobs.items()}
+        {job: [f"127.0.0.1:{free_port()}" for _ in range(n)] for job, n in jobs.items()}
     )
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 
 import allreduce as ar
-from allreduce.cluster.launcher.cluster_job import free_ports
 from allreduce.devices import DeviceName, logical_devices
 from allreduce.errors import PeerLostError, TimeoutError, UnsupportedError, UsageError
 from allreduce.graph.core import op_table
 from allreduce.server.task import worker
 from allreduce.server.task.rendezvous import RemoteRendezvous
+from tests.cluster.processes import wait_until
+from tests.harness import free_port
 from tests.server.clusters import describe, serving
 
 X = np.ones((4, 2), np.float32)
@@ -75,15 +76,15 @@ def test_a_server_closes_while_a_step_runs(gate: Gate) -> None:
         ar.Session(worker.target, timeout=20) as session,
     ):
         running = pool.submit(session.run, step, (X,))
-        assert gate.entered.wait(20)
+        assert gate.entered.wait(25)
         with session._requests._channels[
             "/job:worker/task:0"
         ]._reading:  # a client that answers nothing
             closing = pool.submit(worker.close)
             threading.Timer(0.3, gate.opened.set).start()  # then it connects to `ps`
-            closing.result(15)
+            closing.result(25)
         with pytest.raises(PeerLostError, match="/job:worker/task:0"):
-            running.result(15)
+            running.result(25)
 
 
 def test_steps_of_several_clients_overlap(gate: Gate) -> None:
@@ -101,10 +102,10 @@ def test_steps_of_several_clients_overlap(gate: Gate) -> None:
                 v.assign(v + through(x))
 
         running = pool.submit(first.run, lambda x: step(x, gate.operator), (X[0],))
-        assert gate.entered.wait(20)
+        assert gate.entered.wait(25)
         second.run(lambda x: step(x, lambda y: y), (X[0],))  # while the other step runs
         gate.opened.set()
-        running.result(20)
+        running.result(25)
         np.testing.assert_array_equal(second.read(v), [2, 2])
 
 
@@ -126,14 +127,7 @@ def test_a_graph_that_one_task_refuses_is_forgotten_by_the_others() -> None:
         before = [set(each.worker._parts) for each in servers]
         with pytest.raises(UsageError, match=r"/job:ps/task:0: variable 'v' is float32\(2,\)"):
             session.run(lambda x: use(x, other), (X,))
-        _until(lambda: [set(each.worker._parts) for each in servers] == before)
-
-
-def _until(holds: Callable[[], bool], seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        wait_until(lambda: [set(each.worker._parts) for each in servers] == before)
 
 
 def test_accumulated_gradients_are_refused(session: ar.Session) -> None:
@@ -242,11 +236,9 @@ def run():
 threading.Thread(target=run, daemon=True).start()
 time.sleep(1.5)
 server.close()
-""".replace("PORT", str(free_ports(1)[0]))
-    began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+""".replace("PORT", str(free_port()))
+    done = subprocess.run([sys.executable, "-c", program], timeout=90, check=False)
     assert done.returncode == 0
-    assert time.monotonic() - began < 30
 
 
 def test_a_timeout_is_raised_when_it_is_over(gate: Gate) -> None:
@@ -314,6 +306,8 @@ if server.task.task:
     server.join("worker:0")
     print("joined", flush=True)
 else:
+    while not server.connections._inbound:  # the other one has not connected
+        time.sleep(0.02)
     print("up", flush=True)
     input()
     if len(sys.argv) > 1:
@@ -335,7 +329,7 @@ def test_only_a_task_that_ends_in_good_order_ends_join(tmp_path: Path) -> None:
                 **os.environ,
                 "ALLREDUCE_CLUSTER": spec.as_json(),
                 "ALLREDUCE_TASK": f"worker:{task}",
-                "ALLREDUCE_TIMEOUT": "40",
+                "ALLREDUCE_TIMEOUT": "90",
             },
         )
 
@@ -350,19 +344,18 @@ def test_only_a_task_that_ends_in_good_order_ends_join(tmp_path: Path) -> None:
             first = start(0, *words)
             started.append(first)
             say_up(first)
-            time.sleep(1.5)  # until the other one has connected
             if len(started) == 2:
                 first.kill()
-                first.wait(10)
+                first.wait(25)
             else:
                 assert first.stdin is not None
                 first.stdin.write("\n")
                 first.stdin.flush()
-                assert first.wait(20) == (1 if words else 0)
+                assert first.wait(25) == (1 if words else 0)
             if len(started) < 4:
                 with pytest.raises(subprocess.TimeoutExpired):
                     joining.wait(1)
-        out, _ = joining.communicate(timeout=20)
+        out, _ = joining.communicate(timeout=25)
         assert out == "joining\njoined\n"
         assert joining.returncode == 0
     finally:
@@ -401,9 +394,9 @@ def test_a_client_that_vanishes_frees_its_steps_and_graphs() -> None:
         try:
             assert client.stdout is not None
             assert client.stdout.readline() == "runs\n"
-            _until(lambda: any(part.running for part in ps.worker._parts.values()))
+            wait_until(lambda: any(part.running for part in ps.worker._parts.values()))
             (part,) = ps.worker._parts.values()
         finally:
             client.kill()
             client.communicate(timeout=25)
-        _until(lambda: not part.running and not ps.worker._parts and not worker.worker._parts)
+        wait_until(lambda: not part.running and not ps.worker._parts and not worker.worker._parts)
