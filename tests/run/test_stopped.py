@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.processes import running
-from tests.run.launches import LAUNCH, Write
+from tests.run.launches import LAUNCH, Write, lines_of
 
 HASTY = (  # the launcher, which looks more often, and waits less
     "from allreduce.cluster.launcher import job\njob._POLL_SECONDS = 0.05\n"
@@ -64,7 +64,7 @@ def test_ctrl_c_ends_a_job_whose_last_rank_is_in_a_debugger(script: Write, tmp_p
             assert line == f"[allreduce.run] waiting for rank 1 ({state})\n"
             process.send_signal(signal.SIGINT)
             assert process.wait(25) == 130
-            interrupted, held = process.stderr.read().splitlines()
+            interrupted, held = lines_of(process.stderr.read())
             assert interrupted == "[allreduce.run] interrupted; ending rank 1"
             assert f"rank 1 (process {rank}) is dead, but process {os.getpid()}" in held
         finally:
@@ -93,8 +93,8 @@ def test_a_stopped_launcher_stops_its_ranks_until_it_goes_on(script: Write) -> N
 
 
 def wait_state(pids: tuple[int, ...], state: str) -> str:
-    """Wait at most 3 s until all processes are in a state; returns the states."""
-    for _ in range(150):
+    """Wait at most 25 s until all processes are in a state; returns the states."""
+    for _ in range(1250):
         stats = [Path(f"/proc/{pid}/stat").read_text() for pid in pids]
         states = "".join(stat.rpartition(")")[2].split()[0] for stat in stats)
         if set(states) == {state}:
