@@ -87,6 +87,16 @@ def test_a_server_closes_while_a_step_runs(gate: Gate) -> None:
             running.result(25)
 
 
+def test_a_closed_server_leaves_no_threads_of_grpc() -> None:
+    with serving(worker=1) as (server,), ar.Session(server.target, timeout=30) as session:
+        session.run(lambda x: x + 1.0, (X,))
+        threads = list(server._pool._threads)
+        assert threads
+    for each in threads:
+        each.join(25)
+        assert not each.is_alive()
+
+
 def test_steps_of_several_clients_overlap(gate: Gate) -> None:
     with (
         serving(worker=1, ps=1) as (worker, ps),

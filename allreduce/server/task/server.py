@@ -40,6 +40,7 @@ _Reply = tuple[pb.Description, Sequence[Output]]
 
 _NOTHING = pb.Description()  # of an answer that consists of arrays
 _THREADS = 16  # for registering; steps have the threads of their connection
+_STOP_SECONDS = 5.0  # for gRPC to stop, which takes milliseconds
 _POLL_SECONDS = 0.5  # seconds, between looks whether a task is up, or has ended
 
 
@@ -148,8 +149,10 @@ class Server(Refusing):
         self._stop(in_order=getattr(sys, "last_value", None) is None)
 
     def _stop(self, *, in_order: bool = True) -> None:
-        self._grpc.stop(None)
+        stopped = self._grpc.stop(None)
         self.connections.close(in_order=in_order)
+        if stopped.wait(_STOP_SECONDS):  # gRPC gives the pool no more calls; its threads can end
+            self._pool.shutdown(wait=False)
         if in_order:
             self.parameters.close()
 
@@ -161,11 +164,11 @@ class Server(Refusing):
         self._stop(in_order=kind is None)
 
     def _serve(self, address: str) -> Any:
-        pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="allreduce-grpc")
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="allreduce-grpc")
         # Without keepalive no connection has TCP_USER_TIMEOUT, which gRPC's servers set to 20 s and
         # which would end that of a client that is stopped while it is sent something.
         own = [("grpc.so_reuseport", 0), ("grpc.keepalive_time_ms", 2**31 - 1)]
-        made = grpc.server(pool, options=[*OPTIONS, *own])
+        made = grpc.server(self._pool, options=[*OPTIONS, *own])
         task_pb2_grpc.add_TaskServicer_to_server(self.service, made)  # type: ignore[no-untyped-call]
         try:
             bound = made.add_insecure_port(address)
