@@ -225,9 +225,11 @@ def test_set_up_that_does_not_block() -> None:
 
 @SIMULATED
 def test_an_abort_frees_a_collective_that_waits_for_a_rank() -> None:
+    aborted = threading.Event()
+
     def rank(me: Member) -> bool:
         if me.rank == 1:
-            time.sleep(1)  # it never calls, and lives while rank 0 aborts
+            assert aborted.wait(30)  # it never calls, and lives while rank 0 aborts
             return True
         at = me.put(values(0))
         nccl.all_reduce(at, at, N, FLOAT32, SUM, me.comm, me.handle)
@@ -238,6 +240,7 @@ def test_an_abort_frees_a_collective_that_waits_for_a_rank() -> None:
         aborting.start()
         event.sync()
         aborting.join()
+        aborted.set()
         return True
 
     assert run(rank) == [True, True]
@@ -264,11 +267,16 @@ def test_a_rank_ends_with_the_last_one(ends: str) -> None:
     assert run(rank) == [True, True]
 
 
+def command(program: Callable[..., None], *arguments: Any) -> list[str]:
+    """Return the command that calls a function of this file."""
+    text = f"from {__name__} import {program.__name__} as f; f(*{arguments!r})"
+    return [sys.executable, "-c", text]
+
+
 def alone(program: Callable[..., None], *arguments: Any, **more: str) -> Any:
     """Run a function of this file in a process of its own."""
-    text = f"from {__name__} import {program.__name__} as f; f(*{arguments!r})"
     return subprocess.run(
-        [sys.executable, "-c", text],
+        command(program, *arguments),
         env=launch.environment(2, **more),
         cwd=launch.ROOT,
         capture_output=True,
@@ -300,10 +308,26 @@ def call_differently(case: str) -> None:
 
 @SIMULATED
 @pytest.mark.parametrize("case", ["call", "count", "type", "operator", "root", "order"])
-def test_a_mismatch_hangs_until_the_timeout(case: str) -> None:
-    ended = alone(call_differently, case, STANDIN_NCCL_TIMEOUT="1")
-    assert ended.returncode == 86, ended.stderr
-    assert "they hang" in ended.stderr
+def test_a_mismatch_hangs(case: str) -> None:
+    environment = launch.environment(2, STANDIN_NCCL_TIMEOUT="60")
+    with subprocess.Popen(
+        command(call_differently, case),
+        env=environment,
+        cwd=launch.ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            said = []
+            for line in process.stderr or ():
+                said.append(line)
+                if "they hang" in line:
+                    break
+            assert "they hang" in said[-1], said
+            time.sleep(0.2)
+            assert process.poll() is None
+        finally:
+            process.kill()
 
 
 def use_two_communicators(is_crossed: bool) -> None:
@@ -316,8 +340,11 @@ def use_two_communicators(is_crossed: bool) -> None:
             zip((me.comm, other), (me.put(values(0)), me.put(values(1))), streams, strict=True)
         )
         for comm, at, stream in reversed(calls) if is_crossed and me.rank else calls:
+            before = call(driver.cuEventCreate(0))
+            call(driver.cuEventRecord(before, stream))
             nccl.all_reduce(at, at, N, FLOAT32, SUM, comm, stream)
-            time.sleep(0.1)  # it has begun before the next one is enqueued
+            call(driver.cuEventSynchronize(before))
+            time.sleep(0.2)  # it has begun before the next one is enqueued
         for stream in streams:
             call(driver.cuStreamSynchronize(stream))
 
@@ -329,7 +356,8 @@ def use_two_communicators(is_crossed: bool) -> None:
 @pytest.mark.parametrize("is_crossed", [False, True])
 def test_a_collective_holds_its_device(is_crossed: bool) -> None:
     """Two communicators that ranks use in different orders block each other."""
-    ended = alone(use_two_communicators, is_crossed, STANDIN_NCCL_TIMEOUT="2")
+    timeout = "2" if is_crossed else "60"
+    ended = alone(use_two_communicators, is_crossed, STANDIN_NCCL_TIMEOUT=timeout)
     assert ended.stdout == ("" if is_crossed else "ended\n"), ended.stderr
     assert ended.returncode == (86 if is_crossed else 0)
 

@@ -43,7 +43,7 @@ def new_event() -> Any:
 def held(stream: Any) -> Iterator[None]:
     """Keep a stream busy for the length of a with block."""
     released = threading.Event()
-    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: released.wait(30) and None)
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: released.wait(90) and None)
     pointer = driver.CUhostFn(_ptr=ctypes.addressof(ctypes.c_void_p.from_buffer(function)))
     call(driver.cuLaunchHostFunc(stream, pointer, 0))
     try:
@@ -53,17 +53,20 @@ def held(stream: Any) -> Iterator[None]:
         call(driver.cuStreamSynchronize(stream))
 
 
-def blocks(work: Callable[[], Any], stream: Any) -> bool:
-    """Say whether `work` waits for what is on a stream of its device."""
+def blocks(work: Callable[[], Any], stream: Any, seconds: float = 0.2) -> bool:
+    """Say whether `work` waits, for so many seconds, for what is on a stream of its device."""
+    started = threading.Event()
 
     def start() -> None:
         Device(0).set_current()
+        started.set()
         work()
 
     with held(stream):
         thread = threading.Thread(target=start)
         thread.start()
-        thread.join(0.2)
+        assert started.wait(30)
+        thread.join(seconds)
         was_blocked = thread.is_alive()
     thread.join(30)
     assert not thread.is_alive()
@@ -95,7 +98,8 @@ def test_a_copy_from_pageable_memory_waits() -> None:
     copy = driver.cuMemcpyHtoDAsync
     assert blocks(lambda: call(copy(at, x.ctypes.data, 40, stream)), stream)
     assert blocks(lambda: call(driver.cuMemcpyDtoHAsync(x.ctypes.data, at, 40, stream)), stream)
-    assert not blocks(lambda: call(driver.cuMemcpyDtoDAsync(at, at, 40, stream)), stream)
+    copy_there = driver.cuMemcpyDtoDAsync
+    assert not blocks(lambda: call(copy_there(at, at, 40, stream)), stream, seconds=30)
 
 
 def test_memory_modules_and_first_launches_wait_for_the_device() -> None:
@@ -114,7 +118,7 @@ def test_memory_modules_and_first_launches_wait_for_the_device() -> None:
         call(driver.cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, other, values, 0))
 
     assert blocks(fill, stream)
-    assert not blocks(fill, stream)  # the second one
+    assert not blocks(fill, stream, seconds=30)  # the second one
 
 
 def test_an_event_is_the_record_before_the_wait() -> None:
