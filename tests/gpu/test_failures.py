@@ -40,10 +40,17 @@ from allreduce.comm.transports.nccl import library
 
 folder, what = Path(sys.argv[1]), sys.argv[2]
 ar.config.set_strict_collectives(what == "differs, strict")
-timeout = 3 if what.startswith(("stops", "sends")) else 30
-comm, gpu = ar.init(timeout=timeout), devices.lookup("GPU:0")
-x = gpu.allocate(16).array(np.float32, (4,))
-comm.all_reduce(x)
+
+def begin(timeout):
+    comm, gpu = ar.init(timeout=timeout), devices.lookup("GPU:0")
+    x = gpu.allocate(16).array(np.float32, (4,))
+    comm.all_reduce(x)
+    return comm, gpu, x
+
+comm, gpu, x = begin(30)
+if what.startswith(("stops", "sends")):  # with all imported that takes long on a busy machine
+    comm.close()
+    comm, gpu, x = begin(3)
 pids = comm.all_gather_object(os.getpid())
 (folder / f"begun.{comm.rank}").touch()
 while len(list(folder.glob("begun.*"))) < comm.size:  # a death sooner would end the gathering
@@ -94,7 +101,7 @@ except ar.AllreduceError as error:
     said = f"{type(error).__name__}: {error}"
 (folder / f"part.{comm.rank}").write_text(said)
 (folder / f"part.{comm.rank}").rename(folder / str(comm.rank))
-until = time.monotonic() + 20  # a launcher ends all ranks when the first one has ended
+until = time.monotonic() + 30  # a launcher ends all ranks when the first one has ended
 while not all((folder / str(rank)).exists() for rank in range(2 + (not what.startswith("dies")))):
     assert time.monotonic() < until
     time.sleep(0.01)
@@ -110,7 +117,7 @@ def fail(folder: Path, launcher: str, what: str) -> list[str]:
     script.write_text(FAILING)
     environment = {**os.environ, "STANDIN_DEVICES": str(RANKS)}
     command = [*LAUNCHERS[launcher], str(script), str(folder), what, launcher]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     paths = [folder / str(rank) for rank in range(RANKS)]
     said = [path.read_text() for path in paths if path.exists()]
     assert len(said) >= 2, done.stderr[-3000:]
@@ -193,7 +200,7 @@ def test_strict_mode_compares_before_a_call_is_enqueued(tmp_path: Path) -> None:
     }.items(),
 )
 def test_a_failure_of_one_rank_ends_all_at_once(what: str, error: str, tmp_path: Path) -> None:
-    """The timeout is 30 s, longer than the ranks wait for each other."""
+    """The timeout is no shorter than the ranks wait for each other."""
     found = fail(tmp_path, "run", what)
     assert len(found) == RANKS
     for rank, text in enumerate(found[:2]):
@@ -211,8 +218,10 @@ def test_two_members_that_both_send_first_are_told_so(tmp_path: Path) -> None:
 
 LEAVING = """
 import atexit, sys, time
+from pathlib import Path
 
-atexit.register(lambda: print(f"ended after {time.monotonic() - began:.1f} s", flush=True))
+ended = Path(sys.argv[2])
+atexit.register(lambda: comm.rank or ended.touch())  # after all that the library does there
 import numpy as np
 import allreduce as ar
 from allreduce import devices
@@ -221,10 +230,11 @@ comm = ar.init(timeout=20)
 x = devices.lookup("GPU:0").allocate(16).array(np.float32, (4,))
 devices.write(x, 1)
 comm.all_reduce(x, out=x)
-began = time.monotonic()
 if comm.rank == 1:
-    time.sleep(6)
-    print(devices.read(x).tolist(), flush=True)
+    until = time.monotonic() + 30
+    while not ended.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    print(ended.exists(), devices.read(x).tolist(), flush=True)
 if sys.argv[1] == "close":
     comm.close()
 """
@@ -237,8 +247,6 @@ def test_a_rank_leaves_while_others_go_on(how: str, tmp_path: Path) -> None:
     script = tmp_path / "leaving.py"
     script.write_text(LEAVING)
     command = [sys.executable, "-m", "allreduce.run", "-n", "2", str(script), how]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert "[1] [2.0, 2.0, 2.0, 2.0]" in done.stdout, done.stderr
-    found = re.search(r"\[0\] ended after (.*) s", done.stdout)
-    assert found, done.stdout
-    assert float(found[1]) < 4
+    command += [str(tmp_path / "ended")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.stdout == "[1] True [2.0, 2.0, 2.0, 2.0]\n", done.stderr

@@ -27,7 +27,7 @@ folder, what = Path(sys.argv[1]), sys.argv[2]
 comm = ar.init(timeout=20)
 gpus = [devices.lookup(f"GPU:{i}") for i in (0, 1)]
 x, y = (gpu.allocate(16).array(np.float32, (4,)) for gpu in gpus)
-signal.alarm(40)  # a stuck stream would hold the process for ever
+signal.alarm(60)  # a stuck stream would hold the process for ever
 
 def synchronize(gpu):
     gpu.own(devices.COLLECTIVE).synchronize()
@@ -85,7 +85,7 @@ try:
 except ar.AllreduceError as error:
     said = f"{type(error).__name__}: {error}"
 (folder / str(comm.rank)).write_text(said)
-until = time.monotonic() + 10  # a launcher ends all ranks when the first one has ended
+until = time.monotonic() + 30  # a launcher ends all ranks when the first one has ended
 while what != "abort_fails" and len(list(folder.iterdir())) < 2 and time.monotonic() < until:
     time.sleep(0.01)
 os._exit(0)
@@ -100,7 +100,7 @@ def run(folder: Path, what: str) -> list[str]:
     command = [sys.executable, "-m", "allreduce.run", "-n", str(RANKS), str(script)]
     own = {**os.environ, "STANDIN_DEVICES": "4"}
     done = subprocess.run(
-        [*command, str(said), what], env=own, capture_output=True, text=True, timeout=60
+        [*command, str(said), what], env=own, capture_output=True, text=True, timeout=100
     )
     paths = [said / str(rank) for rank in range(RANKS)]
     found = [path.read_text() if path.exists() else "" for path in paths]
