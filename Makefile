@@ -68,7 +68,7 @@ lint: .venv/.lint
 	@ln -s $(CURDIR)/allreduce/* build/typing/allreduce/
 	@ln -s $(CURDIR)/strategies build/typing/allreduce/strategies
 	@ln -s $(CURDIR)/tests $(CURDIR)/benchmarks $(CURDIR)/mpi_examples build/typing/
-	cd build/typing && MYPYPATH=benchmarks $(CURDIR)/$(BIN)/mypy --num-workers 2 \
+	cd build/typing && MYPYPATH=benchmarks $(CURDIR)/$(BIN)/mypy \
 	  --config-file $(CURDIR)/setup.cfg --cache-dir $(CURDIR)/.mypy_cache \
 	  allreduce tests benchmarks mpi_examples
 
