@@ -416,7 +416,7 @@ def interactive() -> bool:
 
 
 def _say(text: str) -> None:
-    print(f"[allreduce] {text}", file=sys.stderr)
+    print(f"[allreduce] {text}\n", end="", file=sys.stderr)  # in one piece, or ranks' lines mix
     _flush()
 
 

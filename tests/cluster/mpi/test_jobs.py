@@ -73,12 +73,13 @@ def test_without_mpi4py_the_launcher_and_the_remedy_are_named(tmp_path: Path) ->
 def test_an_unknown_transport_is_one_traceback(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text("import allreduce as ar\nar.init()\n")
-    result = run(mpirun(3, path), {"ALLREDUCE_TRANSPORT": "sharde"})
+    unbuffered = {"PYTHONUNBUFFERED": "1"}  # print() then writes the end of a line by itself
+    result = run(mpirun(3, path), {"ALLREDUCE_TRANSPORT": "sharde"} | unbuffered)
     assert result.code == 1
     assert result.err.count("Traceback") == 1, result.err
     assert result.err.count("unknown transport 'sharde': there are ") == 1
-    same = r"\[allreduce\] rank \d \(process \d+\) failed with the same UsageError as another rank"
-    assert len(re.findall(same, result.err)) == 2
+    same = r"^\[allreduce\] rank \d \(process \d+\) failed with the same UsageError as another rank$"
+    assert len(re.findall(same, result.err, re.MULTILINE)) == 2, result.err
 
 
 def test_a_library_that_does_not_hear_the_launcher_names_both_paths(script: Write) -> None:
