@@ -280,10 +280,12 @@ class Channel:
 
     def _beat(self) -> None:
         while not self.ended:
+            began = time.monotonic()
             time.sleep(BEAT_SECONDS)
+            was_suspended = time.monotonic() - began > 2 * BEAT_SECONDS  # as the other end may be
             if self._handle is None:
                 self._read_idle()
-            elif not self._frames.listens:
+            if was_suspended or (self._handle is not None and not self._frames.listens):
                 self._frames.heard = time.monotonic()
             silent = time.monotonic() - self._frames.heard
             if silent > DEAD_SECONDS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from allreduce.errors import PeerLostError, UnsupportedError
 from allreduce.server.protocol import channel, frames, segments
 from allreduce.server.protocol import task_pb2 as pb
 from allreduce.server.protocol.channel import Channel
+from tests.cluster.processes import running
+from tests.harness import ROOT
 from tests.server.protocol.connected import connected
 
 
@@ -95,6 +98,38 @@ def test_a_reader_that_is_busy_does_not_take_the_other_end_for_dead(
         ends.send(np.ones(1))  # both readers are busy, and read no heartbeat
         time.sleep(1.2)
         assert not ends.receiver.ended
+
+
+_SUSPENDED = """
+import time
+import numpy as np
+from allreduce.server.protocol import channel
+channel.BEAT_SECONDS, channel.DEAD_SECONDS = 0.1, 0.4
+import allreduce as ar
+from tests.server.clusters import serving
+
+def step(x):
+    return x + 1.0
+
+with serving(worker=1) as (server,), ar.Session(server.target, timeout=60) as session:
+    for _ in range(5):
+        session.run(step, (np.ones(3),))
+        (connection,) = session._requests._channels.values()
+        print("ran", flush=True)
+        time.sleep(0.3)
+        assert not connection.ended, connection.ended
+"""
+
+
+def test_ends_that_are_suspended_together_do_not_take_each_other_for_dead() -> None:
+    with running([sys.executable, "-c", _SUSPENDED], {"PYTHONPATH": str(ROOT)}) as process:
+        for _ in range(5):
+            assert process.line() == "ran"
+            process.signal(signal.SIGSTOP)
+            time.sleep(0.8)
+            process.signal(signal.SIGCONT)
+        result = process.finish(25)
+    assert result.code == 0, result
 
 
 def test_another_thread_reads_while_a_frame_that_was_handed_over_is_handled() -> None:
