@@ -30,12 +30,12 @@ def serve(
     ] = None,
 ) -> None:
     """Serve one task of a cluster until SIGTERM or Ctrl-C."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # first: others see it serve before we do
     try:
         server = Server(cluster, job_name, task_index)
     except AllreduceError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         server.join(until)
     except KeyboardInterrupt:

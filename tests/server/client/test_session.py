@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -339,7 +340,8 @@ def test_a_lost_task_is_named_and_its_variables_can_be_restored() -> None:
 
 
 def _until_it_serves(run: Any) -> None:
-    for _ in range(100):
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
         try:
             run()
         except (PeerLostError, TimeoutError) as error:
@@ -348,23 +350,36 @@ def _until_it_serves(run: Any) -> None:
             time.sleep(0.1)
 
 
+_TERMINATED = """
+import os, signal, time
+from allreduce.server import __main__ as command
+
+def serve(*_):  # as a server that answers, before its constructor has returned
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+
+command.Server = serve
+command.app()
+"""
+
+
+def test_sigterm_ends_a_task_from_its_first_answer_on() -> None:
+    done = subprocess.run([sys.executable, "-c", _TERMINATED], timeout=50, check=False)
+    assert done.returncode == 0
+
+
 def test_a_task_by_itself_ends_at_sigterm_and_says_what_is_wrong() -> None:
     spec = describe({"worker": 1})
-    task = start_task(spec, "worker", 0)
-    with ar.Session(f"grpc://{spec.address('worker', 0)}", timeout=30) as session:
-        assert session.tasks() == {"/job:worker/task:0": True}
-    second = start_task(spec, "worker", 0)
-    try:
-        _, said = second.communicate(timeout=30)
-        assert second.returncode == 1
+    with processes(spec) as tasks:
+        with ar.Session(f"grpc://{spec.address('worker', 0)}", timeout=60) as session:
+            assert session.tasks() == {"/job:worker/task:0": True}
+        tasks["second"] = start_task(spec, "worker", 0)
+        _, said = tasks["second"].communicate(timeout=60)
+        assert tasks["second"].returncode == 1
         assert "cannot listen at" in said.splitlines()[-1]
-        task.terminate()
-        task.communicate(timeout=30)
-        assert task.returncode == 0
-    finally:
-        for each in (task, second):
-            if each.poll() is None:
-                each.kill()
+        tasks["worker:0"].terminate()
+        tasks["worker:0"].communicate(timeout=25)
+        assert tasks["worker:0"].returncode == 0
     for wrong, expected in (
         ('{"worker": 3}', "expected a list of host:port"),
         ("missing.json", "cannot be read"),
