@@ -63,7 +63,7 @@ def test_threads_that_race_to_the_first_use_get_the_same_devices(here: Inventory
     seen: list[Device] = []
 
     def use() -> None:
-        start.wait(10)
+        start.wait(25)
         seen.append(here.lookup("CPU:0"))
 
     threads = [threading.Thread(target=use) for _ in range(4)]

@@ -62,7 +62,7 @@ def test_a_dead_worker_that_was_waiting_gets_nothing() -> None:
     answers: list[Answer] = []
 
     def wait() -> None:
-        answers.append(fit.next("c", 0, is_chief=False, stops=False, timeout=20.0))
+        answers.append(fit.next("c", 0, is_chief=False, stops=False, timeout=25.0))
 
     waiting = threading.Thread(target=wait)
     waiting.start()
@@ -70,7 +70,7 @@ def test_a_dead_worker_that_was_waiting_gets_nothing() -> None:
     fit.lose("b", is_chief=False)
     assert ask(fit, "a").fields == part.fields
     report(fit, "a", part)  # after which there are sums to tell
-    waiting.join(20.0)
+    waiting.join(50.0)
     assert answers[0].what != TRAIN
 
 

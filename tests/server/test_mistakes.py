@@ -76,7 +76,7 @@ def test_an_operator_that_the_task_does_not_know_is_named(monkeypatch: pytest.Mo
     operator = ar.register_op("only_at_the_client", shape=lambda specs, _: specs[0], cpu=cpu)
     spec = describe({"worker": 1})
     target = f"grpc://{spec.address('worker', 0)}"
-    with processes(spec), ar.Session(target, timeout=30) as session:
+    with processes(spec), ar.Session(target, timeout=60) as session:
         with pytest.raises(UsageError, match="operator 'only_at_the_client'"):
             session.run(lambda x: operator(x), (X,))
         np.testing.assert_array_equal(session.run(lambda x: x + 1.0, (X,)), X + 1)

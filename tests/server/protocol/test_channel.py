@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import queue
 import signal
 import socket
 import sys
+import termios
 import threading
 import time
 from collections.abc import Sequence
@@ -19,7 +21,7 @@ from allreduce.errors import PeerLostError, UnsupportedError
 from allreduce.server.protocol import channel, frames, segments
 from allreduce.server.protocol import task_pb2 as pb
 from allreduce.server.protocol.channel import Channel
-from tests.cluster.processes import running
+from tests.cluster.processes import running, wait_until
 from tests.harness import ROOT
 from tests.server.protocol.connected import connected
 
@@ -140,14 +142,14 @@ def test_another_thread_reads_while_a_frame_that_was_handed_over_is_handled() ->
         threads.put(threading.get_ident())
         if arrays[0] == 2:
             ends.receiver.hand_over()
-            assert is_last.wait(20)
+            assert is_last.wait(25)
         elif arrays[0] == 3:
             is_last.set()
 
     with connected(handle) as ends:
         for i in range(4):
             ends.send(np.array(i))
-        first, second, third, other = (threads.get(timeout=20) for _ in range(4))
+        first, second, third, other = (threads.get(timeout=25) for _ in range(4))
         assert first == second == third != other
 
 
@@ -170,6 +172,12 @@ def test_an_end_that_says_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> No
         theirs.close()
 
 
+def _unread(sender: socket.socket) -> int:
+    """Return how many bytes the other end has not read yet."""
+    found = fcntl.ioctl(sender, termios.TIOCOUTQ, bytes(4))
+    return int.from_bytes(found, sys.byteorder)
+
+
 @pytest.mark.parametrize("sent", [10, 25, 100])  # in the head, the description and the array
 @pytest.mark.parametrize("in_main_thread", [True, False])  # the kernel may interrupt any thread
 def test_an_interrupt_in_the_middle_of_an_answer_ends_a_clients_connection(
@@ -183,13 +191,14 @@ def test_an_interrupt_in_the_middle_of_an_answer_ends_a_clients_connection(
     theirs.sendall(content[:sent])
 
     def interrupt() -> None:
+        wait_until(lambda: not _unread(theirs))  # it reads, and waits for the rest
         target = threading.main_thread().ident if in_main_thread else threading.get_ident()
         assert target is not None
         signal.pthread_kill(target, signal.SIGINT)
 
-    threading.Timer(0.5, interrupt).start()
+    threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        client.wait(answer, 10)
+        client.wait(answer, 60)
     assert "KeyboardInterrupt" in client.ended
     assert "KeyboardInterrupt" in answer.lost
     with pytest.raises(PeerLostError):
