@@ -78,7 +78,9 @@ def test_an_unknown_transport_is_one_traceback(tmp_path: Path) -> None:
     assert result.code == 1
     assert result.err.count("Traceback") == 1, result.err
     assert result.err.count("unknown transport 'sharde': there are ") == 1
-    same = r"^\[allreduce\] rank \d \(process \d+\) failed with the same UsageError as another rank$"
+    same = (
+        r"^\[allreduce\] rank \d \(process \d+\) failed with the same UsageError as another rank$"
+    )
     assert len(re.findall(same, result.err, re.MULTILINE)) == 2, result.err
 
 

@@ -67,7 +67,7 @@ def test_a_step_whose_pmi_the_library_does_not_hear_meets_at_a_leader(
 
 def test_a_task_that_never_comes_is_named(script: Write, job: str) -> None:
     told = [task(rank, 3, job) | {"ALLREDUCE_TIMEOUT": "2"} for rank in (0, 2)]
-    results = run_together(script(SHOW), told)
+    results = run_together(script(SHOW, at_once=2), told)
     assert all("rank 1 did not join" in result.err for result in results), results
 
 
@@ -80,7 +80,7 @@ def test_a_missing_first_task_is_a_timeout(script: Write, job: str) -> None:
 
 def test_two_first_tasks_are_told_apart(script: Write, job: str) -> None:
     told = [task(rank, 3, job) | {"ALLREDUCE_TIMEOUT": "3"} for rank in (0, 0, 1)]
-    results = run_together(script(SHOW), told)
+    results = run_together(script(SHOW, at_once=3), told)
     assert sum("has taken the meeting point" in result.err for result in results) == 1
     assert all(result.code != 0 for result in results)
 
@@ -146,7 +146,7 @@ def test_a_task_that_does_not_know_its_place_is_an_error(wrong: dict[str, str]) 
 def test_a_beacon_is_seen_by_its_name_only_and_gone_after_closing() -> None:
     name = f"allreduce-test/{uuid.uuid4()}"
     publisher = rendezvous.Publisher(name, b"payload" * 1000)
-    assert rendezvous.fetch(name, 5, "rank 1", "task 0") == b"payload" * 1000
+    assert rendezvous.fetch(name, 25, "rank 1", "task 0") == b"payload" * 1000
     with pytest.raises(TimeoutError):
         rendezvous.fetch(name + "x", 0.2, "rank 1", "task 0")
     publisher.close()
@@ -159,7 +159,7 @@ def test_another_users_beacon_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     publisher = rendezvous.Publisher(name, b"trap")
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(JoinError, match=r"process \d+ of user \d+ holds the meeting point"):
-        rendezvous.fetch(name, 5, "rank 1", "task 0")
+        rendezvous.fetch(name, 25, "rank 1", "task 0")
     monkeypatch.undo()
     publisher.close()
 
@@ -179,6 +179,7 @@ def test_the_kernel_names_the_peer() -> None:
 
 def test_a_taken_meeting_point_leaves_no_leader(monkeypatch: pytest.MonkeyPatch, job: str) -> None:
     set_task(monkeypatch, task(0, 2, job))
+    before = set(threading.enumerate())
     taken = rendezvous.Publisher(
         f"allreduce/{os.getuid()}/slurm/{job}.3/{cluster._generation}", b""
     )
@@ -187,5 +188,5 @@ def test_a_taken_meeting_point_leaves_no_leader(monkeypatch: pytest.MonkeyPatch,
             cluster.join()
     finally:
         taken.close()
-    left = [one.name for one in threading.enumerate() if one.name == "allreduce-leader"]
-    assert not left
+    made = set(threading.enumerate()) - before
+    assert not [one.name for one in made if one.name == "allreduce-leader"]
