@@ -51,7 +51,7 @@ def test_hosts_come_in_the_order_of_their_first_ranks() -> None:
 def test_parts_of_one_name_exchange_among_themselves_alone() -> None:
     def meet(world: World) -> list[bytes]:
         part = world.subset([world.rank % 2, world.rank % 2 + 2], "parity")
-        return part.exchange("who", str(world.rank).encode(), 10)
+        return part.exchange("who", str(world.rank).encode(), 25)
 
     assert together(meet, worlds("aaaa")) == [[b"0", b"2"], [b"1", b"3"]] * 2
 
@@ -62,13 +62,13 @@ def test_an_exchange_waits_for_the_members_and_nobody_else() -> None:
     passed = threading.Event()
 
     def enter() -> None:
-        first.exchange("b", b"", 10)
+        first.exchange("b", b"", 25)
         passed.set()
 
     waiter = threading.Thread(target=enter, daemon=True)
     waiter.start()
     assert not passed.wait(0.1)
-    second.exchange("b", b"", 10)
+    second.exchange("b", b"", 25)
     waiter.join(25)
     assert passed.is_set()
 

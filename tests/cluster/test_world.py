@@ -6,7 +6,6 @@ import dataclasses
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -39,14 +38,12 @@ def test_alone_does_not_import_grpc_or_mpi() -> None:
 def test_local_store_blocks_until_another_thread_sets() -> None:
     store = LocalStore()
     threading.Timer(0.1, store.set, ("key", b"value")).start()
-    assert store.get("key", 10) == b"value"
+    assert store.get("key", 25) == b"value"
 
 
 def test_local_store_times_out_naming_the_key() -> None:
-    began = time.monotonic()
     with pytest.raises(TimeoutError, match="'missing'"):
         LocalStore().get("missing", 0.1)
-    assert time.monotonic() - began < 5
 
 
 def test_local_store_closing_wakes_a_waiting_get() -> None:
