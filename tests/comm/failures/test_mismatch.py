@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,8 @@ from allreduce.comm.calls.call import Call
 from allreduce.comm.calls.call_site import Note
 from allreduce.comm.failures.mismatch import Side, describe
 from tests.harness import settle_threads
+
+SOON_SECONDS = 25  # on a busy machine, and long before the communicator's timeout
 
 
 def raised(
@@ -179,9 +182,9 @@ def test_members_that_disagree_all_say_so_and_no_output_is_touched(
         try:
             call(comm, comm.rank == 2, outs[comm.rank])
         finally:
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < SOON_SECONDS
 
-    messages = raised(member, 3, errors.MismatchError)
+    messages = raised(member, 3, errors.MismatchError, timeout=90, comm_timeout=60)
     site = rf" at {_line(call)} "
     pairs = set()
     for index, text in enumerate(messages):
@@ -240,15 +243,16 @@ def test_each_side_of_a_disagreement_has_its_own_line() -> None:
 
 
 def test_a_member_that_does_not_wait_for_its_call_is_named_with_its_line() -> None:
+    told = threading.Event()
+
     def member(comm: Communicator) -> None:
         work = comm.all_reduce(np.ones(3 + comm.rank), async_op=True)
         if comm.rank == 1:
-            time.sleep(1.2)
-        start = time.monotonic()
+            assert told.wait(25)
         try:
             work.wait()
         finally:
-            assert time.monotonic() - start < 1
+            told.set()
 
     line = member.__code__.co_firstlineno + 1
     for message in raised(member, 2, errors.MismatchError):
@@ -322,15 +326,14 @@ def test_symmetric_memory_on_some_members_only_is_a_mismatch() -> None:
 
 
 def test_a_mismatch_does_not_wait_for_a_straggler() -> None:
-    def member(comm: Communicator) -> float:
-        start = time.monotonic()
+    told = threading.Barrier(3, timeout=25)
+
+    def member(comm: Communicator) -> None:
         if comm.rank == 0:
-            time.sleep(1.1)
+            told.wait()
         with pytest.raises(errors.MismatchError):
             comm.all_reduce(np.ones(3 + comm.rank))
-        return time.monotonic() - start
+        if comm.rank:
+            told.wait()
 
-    assert all(
-        isinstance(t, float) and (index == 0 or t < 1.0)
-        for index, t in enumerate(settle_threads(member, 3))
-    )
+    assert settle_threads(member, 3) == [None] * 3

@@ -27,7 +27,6 @@ from tests.comm.ranks.hosts import lay_out
 from tests.harness import run_ranks, settle_threads
 
 Lay = Callable[[str], None]
-_DEADLINE = 4.0  # the promise is one second, on idle cores
 
 # Tests of every transport.
 test_both_calls = test_mismatch.test_members_that_disagree_all_say_so_and_no_output_is_touched
@@ -84,9 +83,9 @@ def test_members_that_disagree_are_both_named_and_no_output_is_touched(
         try:
             call(comm, comm.rank == odd, outs[comm.rank])
         finally:
-            assert time.monotonic() - began < _DEADLINE
+            assert time.monotonic() - began < test_mismatch.SOON_SECONDS
 
-    outcomes = settle_threads(disagree, 4)
+    outcomes = settle_threads(disagree, 4, timeout=90, comm_timeout=60)
     for rank, outcome in enumerate(outcomes):
         assert isinstance(outcome, errors.MismatchError), outcomes
         assert f"replica {odd} " in str(outcome)
@@ -101,13 +100,19 @@ def test_members_that_never_come_are_named_and_then_all_is_over(
     monkeypatch.setattr(native, "WARN_SECONDS", 0.2)
     over = threading.Event()
 
+    def warned() -> bool:
+        return any("has waited" in record.msg for record in list(caplog.records))
+
     def call(comm: Communicator) -> None:
         if comm.rank % 2:
             over.wait(25)
             comm.barrier()
+        until = time.monotonic() + 20
+        while comm.rank == 0 and not warned() and time.monotonic() < until:
+            time.sleep(0.01)  # rank 2 warns before this one gives up
         work = comm.all_reduce(np.ones(100000), async_op=True)
         try:
-            work.wait(0.3)
+            work.wait(25 if comm.rank else 0.3)
         finally:
             if comm.rank == 0:
                 over.set()
@@ -125,7 +130,7 @@ def test_members_that_never_come_are_named_and_then_all_is_over(
             assert f"replica {missing} (rank 0) has made no call yet" in text, said
     assert all(" #0 after 0.3 s: " in text for text in said[:4]), said
     assert all(
-        re.search(r" has waited 0.2\d* s in all_reduce\(float64\[100000\], op='sum'\) #0: ", text)
+        re.search(r" has waited [\d.]+ s in all_reduce\(float64\[100000\], op='sum'\) #0: ", text)
         for text in said[4:]
     ), said
 
