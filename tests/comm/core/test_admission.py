@@ -43,7 +43,7 @@ def of_child(attempt):
     child = os.fork()
     if child == 0:
         os._exit("was forked from the process" not in refusal(attempt))
-    until = time.monotonic() + 5
+    until = time.monotonic() + 25
     while time.monotonic() < until:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
@@ -91,7 +91,7 @@ for comm in (mpi, lanes, tcp, plain):
 for pair in itertools.combinations((mpi, lanes, tcp, mpi.split(0)), 2):
     works = [comm.all_gather(np.full(1, rank), async_op=True) for comm in pair]
     for work in works if rank else reversed(works):
-        assert work.wait(5).tolist() == [0, 1]
+        assert work.wait().tolist() == [0, 1]
     works = [comm.all_gather(np.full(1, rank), async_op=True) for comm in pair]
     order = works if rank else works[::-1]
     while not all(work.done() for work in order):

@@ -53,15 +53,15 @@ def _waits() -> None:
 
     began = time.monotonic()
     for name in ("timeout", "interrupt"):
-        comm, _ = replica_communicators(world_of_one(), 2, name=name, timeout=20)
-        if name == "interrupt":
-            interrupt = (threading.main_thread().ident, signal.SIGINT)
-            threading.Timer(0.5, signal.pthread_kill, interrupt).start()
-        seconds = 0.5 if name == "timeout" else 15
+        comm, _ = replica_communicators(world_of_one(), 2, name=name, timeout=60)
+        seconds = 0.5 if name == "timeout" else 45
         try:
+            if name == "interrupt":
+                interrupt = (threading.main_thread().ident, signal.SIGINT)
+                threading.Timer(0.5, signal.pthread_kill, interrupt).start()
             comm.all_reduce(np.ones(3), async_op=True).wait(seconds)
         except (errors.TimeoutError, KeyboardInterrupt) as error:
-            print(name, type(error).__name__, time.monotonic() - began < 10)
+            print(name, type(error).__name__, time.monotonic() - began < 40)
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp", "hierarchical"])
@@ -70,7 +70,7 @@ def test_a_clock_that_is_set_back_delays_no_timeout_and_no_ctrl_c(
 ) -> None:
     own = {"LD_PRELOAD": str(ahead), "ALLREDUCE_TRANSPORT": transport}
     command = [sys.executable, "-c", script_of(_waits)]
-    (result,) = run_commands([command], [{**clean_environment(), **own}], 40)
+    (result,) = run_commands([command], [{**clean_environment(), **own}], 100)
     assert result.stdout.splitlines() == [
         "timeout TimeoutError True",
         "interrupt KeyboardInterrupt True",

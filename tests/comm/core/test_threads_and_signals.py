@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,7 @@ def test_a_start_that_is_interrupted_kills_the_communicator(
         if comm.rank == 1:
             with pytest.raises(PeerLostError, match="a start was interrupted by KeyboardInterrupt"):
                 # The first call may complete, as all have begun it.
-                [comm.all_reduce(x, async_op=True).wait(10) for _ in range(2)]
+                [comm.all_reduce(x, async_op=True).wait() for _ in range(2)]
             return "told"
         with pytest.raises(KeyboardInterrupt):
             comm.all_reduce(x, out=x, async_op=True)
@@ -84,19 +86,23 @@ def test_a_handler_may_abort_whatever_it_interrupts(
             comm.barrier()
         return "aborted"
 
-    assert run_threads(call, 2, 10) == ["aborted", "told"]
+    assert run_threads(call, 2) == ["aborted", "told"]
     assert handled
 
 
 def test_a_member_leaves_though_its_close_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(self: NativeWork[Any]) -> bool:
-        raise KeyboardInterrupt
-
     def call(comm: Communicator) -> str:
         if comm.rank == 1:
             with pytest.raises(PeerLostError, match="left normally"):
                 comm.recv(np.ones(3), source=0)
             return "told"
+        me, settled = threading.current_thread(), NativeWork.settled
+
+        def interrupt(work: NativeWork[Any]) -> Any:
+            if threading.current_thread() is me:
+                raise KeyboardInterrupt
+            return settled.__get__(work)
+
         comm.all_reduce(np.ones(COUNT), async_op=True)
         with monkeypatch.context() as patch:
             patch.setattr(NativeWork, "settled", property(interrupt))
@@ -104,7 +110,7 @@ def test_a_member_leaves_though_its_close_is_interrupted(monkeypatch: pytest.Mon
                 comm.close()
         return "left"
 
-    assert run_threads(call, 2, 10, comm_timeout=3) == ["left", "told"]
+    assert run_threads(call, 2) == ["left", "told"]
 
 
 def test_threads_that_wait_for_one_work_get_one_result() -> None:
@@ -163,31 +169,49 @@ def test_close_ends_the_wait_of_another_thread(
     assert "is closed" in error
 
 
-def _holds_the_gil() -> None:
+def _holds_the_gil(folder: str) -> None:
+    """Have the GIL in rank 0 until rank 1 has completed the call that a thread waits for."""
     import ctypes
+    import os
     import threading
     import time
 
     from allreduce.comm import init
     from allreduce.comm.transports import native
+    from allreduce.comm.transports.native import NativeTransport
 
-    native._ANNOUNCE_SECONDS = 9.0  # a wait returns to Python then: usually each second
-    comm = init(transport="shared", timeout=20)
+    # A wait returns to Python then: usually each second.
+    native._ANNOUNCE_SECONDS = native.WARN_SECONDS = 50.0
+    comm = init(transport="shared", timeout=120)
     x = comm.empty(1 << 20, "float32")
     comm.barrier()
-    work = comm.all_reduce(x, out=x, async_op=True) if comm.rank == 0 else None
-    if work is not None:
-        thread = threading.Thread(target=work.wait)
-        thread.start()
-        time.sleep(0.3)
-        ctypes.PyDLL(None).usleep(7_000_000)
-        thread.join()
-    else:
-        time.sleep(1)  # the other rank's thread waits, and its main thread has the GIL
-        comm.all_reduce(x, out=x, async_op=True).wait(timeout=4)
+    if comm.rank == 1:
+        done = os.open(f"{folder}/done", os.O_WRONLY)
+        os.read(os.open(f"{folder}/held", os.O_RDONLY), 1)
+        comm.all_reduce(x, out=x, async_op=True).wait(timeout=25)
+        os.write(done, b"x")
+        return
+    waits, wait_for = threading.Event(), NativeTransport.wait_for
+
+    def waiting(*given: object) -> bool:
+        waits.set()
+        return wait_for(*given)  # type: ignore[arg-type, type-var]
+
+    NativeTransport.wait_for = waiting  # type: ignore[method-assign, assignment]
+    work = comm.all_reduce(x, out=x, async_op=True)
+    thread = threading.Thread(target=work.wait)
+    thread.start()
+    assert waits.wait(25)
+    time.sleep(0.3)
+    done = os.open(f"{folder}/done", os.O_RDONLY)
+    os.write(os.open(f"{folder}/held", os.O_WRONLY), b"x")
+    ctypes.PyDLL(None).read(done, ctypes.create_string_buffer(1), 1)
+    thread.join()
 
 
-def test_a_native_wait_of_another_thread_than_the_main_one_needs_no_gil() -> None:
+def test_a_native_wait_of_another_thread_than_the_main_one_needs_no_gil(tmp_path: Path) -> None:
     """Until it returns to Python: docs/collectives.md says when."""
-    results = run_ranks(_holds_the_gil, 2)
+    for name in ("held", "done"):
+        os.mkfifo(tmp_path / name)
+    results = run_ranks(_holds_the_gil, 2, arguments=(str(tmp_path),))
     assert not any(result.returncode for result in results), results
