@@ -101,12 +101,17 @@ def test_a_message_of_another_type_or_length_fails_on_all_members(
 
 
 def test_a_timeout_says_which_message_did_not_come() -> None:
+    given_up = threading.Event()
+
     def member(comm: Communicator) -> None:
         comm.all_reduce(1)
-        if comm.rank == 0:
+        if comm.rank:
+            given_up.wait(25)
+            comm.all_reduce(1)
+        try:
             comm.recv(np.zeros(10, "f4"), 1, 3, async_op=True).wait(timeout=0.3)
-        time.sleep(0.5)
-        comm.all_reduce(1)
+        finally:
+            given_up.set()
 
     said = texts(settle_threads(member, 2), errors.TimeoutError)
     assert "gave up recv(float32[10], source=1, tag=3) after 0.3 s: replica 1 " in said[0]
@@ -184,7 +189,7 @@ def test_whoever_left_is_found_by_one_that_only_asks_whether_a_work_is_done(
             comm.close()
             return
         work = call(comm)
-        until = time.monotonic() + 5
+        until = time.monotonic() + 25
         while not work.done() and time.monotonic() < until:
             time.sleep(0.001)
 
@@ -239,7 +244,7 @@ def test_close_ends_a_recv_in_which_another_thread_waits_in_vain(
 
     def member(comm: Communicator) -> list[type[BaseException]]:
         if comm.rank:
-            over.wait(20)
+            over.wait(60)
             return []
         raised: list[type[BaseException]] = []
         started = threading.Barrier(3)
@@ -258,13 +263,13 @@ def test_close_ends_a_recv_in_which_another_thread_waits_in_vain(
         started.wait()
         began = time.monotonic()
         comm.close()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 25
         for thread in threads:
             thread.join(25)
         over.set()
         return raised
 
-    assert run_threads(member, 2)[0] == [errors.ClosedError] * 2
+    assert run_threads(member, 2, 90, comm_timeout=60)[0] == [errors.ClosedError] * 2
 
 
 def test_close_completes_a_message_that_is_on_its_way_to_another_thread() -> None:
@@ -275,18 +280,18 @@ def test_close_completes_a_message_that_is_on_its_way_to_another_thread() -> Non
         if comm.rank:
             work = comm.send(x, 0, async_op=True)
             offered.set()
-            met.wait(20)
+            met.wait(25)
             work.wait()
             return
         work = comm.recv(x, 1, async_op=True)
-        offered.wait(20)
+        offered.wait(25)
         while work._work.unmet:
             work.done()
         waiting = threading.Thread(target=work.wait)
         waiting.start()
         met.set()
         comm.close()
-        waiting.join(20)
+        waiting.join(25)
         assert (x == 7).all()
 
     run_threads(member, 2)
@@ -318,10 +323,12 @@ def test_a_long_wait_is_reported(
         if comm.rank == 0:
             comm.recv(np.zeros(4), 1, 6)
         else:
-            time.sleep(0.5)
+            until = time.monotonic() + 25
+            while "has waited" not in caplog.text and time.monotonic() < until:
+                time.sleep(0.01)
             comm.send(np.zeros(4), 0, 6)
 
-    run_threads(member, 2)
+    run_threads(member, 2, 60, comm_timeout=40)
     assert "has waited 0.2 s in recv(float64[4], source=1, tag=6): replica 1 " in caplog.text
 
 
@@ -336,7 +343,7 @@ def _killed(transport: str) -> None:
 
     if transport == "hierarchical":  # as if on two hosts
         os.environ["ALLREDUCE_HOST"] = str(int(os.environ["ALLREDUCE_RANK"]) % 2)
-    comm = ar.init(transport=transport, timeout=30)
+    comm = ar.init(transport=transport, timeout=50)
     comm.barrier()
     if comm.rank == 1:
         works = [comm.send(np.zeros(10**6), 0, async_op=True) for _ in range(3)]
@@ -350,7 +357,7 @@ def _killed(transport: str) -> None:
         else:
             comm.all_reduce(np.zeros(10**6))
     except ar.PeerLostError as error:
-        print(time.monotonic() - began < 5, error)
+        print(time.monotonic() - began < 25, error)
     os._exit(0)
 
 
