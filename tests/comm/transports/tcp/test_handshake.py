@@ -61,7 +61,7 @@ def shake(caller: Credentials, hello: Hello = HELLO) -> tuple[Any, Any]:
     thread = threading.Thread(target=listen)
     thread.start()
     with ours:
-        ours.settimeout(2)
+        ours.settimeout(25)
         try:
             handshake.call(ours, caller, hello.pack())
         except (HandshakeError, OSError) as error:
@@ -145,7 +145,7 @@ def test_mutated_handshakes_are_refused_for_long() -> None:
 
 def meet(
     ranks: list[World],
-    timeout: float = 10,
+    timeout: float = 60,
     intrude: Callable[[tuple[str, int]], None] | None = None,
 ) -> list[Any]:
     """Let all ranks connect, each in a thread; `intrude` calls rank 0 before the others do."""
@@ -163,13 +163,13 @@ def meet(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout + 10)
+        thread.join(timeout + 25)
     return outcomes
 
 
 def address_of(world: World) -> tuple[str, int]:
     """Return a rank's address once it is published."""
-    facts = json.loads(world.store.get(f"1/tcp/meeting/{world.rank}", 5))
+    facts = json.loads(world.store.get(f"1/tcp/meeting/{world.rank}", 25))
     return facts[2], facts[3]
 
 
@@ -222,7 +222,7 @@ def test_strangers_are_dropped_and_logged_and_the_members_meet(
     begun = time.monotonic()
     outcomes = meet(worlds(3), intrude=intrude)
     assert all(isinstance(outcome, Mesh) for outcome in outcomes), outcomes
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 25  # their turns one after the other take 40
     for sock in held:
         sock.close()
     close(outcomes)
@@ -235,24 +235,29 @@ def test_slow_strangers_are_dropped_after_their_time(
     assert handshake.STRANGER_SECONDS == 2  # as documented
     monkeypatch.setattr(connections, "STRANGER_SECONDS", 0.2)
     called = Dialer._call
-    dropped: list[float] = []  # after how many seconds
+    dropped = threading.Semaphore(0)
 
     def late(*arguments: Any) -> None:
-        time.sleep(1)
+        """Call when the strangers are dropped, and take longer than they if need be."""
+        assert all(dropped.acquire(timeout=25) for _ in range(2))
+        monkeypatch.setattr(connections, "STRANGER_SECONDS", 60)
         called(*arguments)
+        dropped.release(2)  # for the next call
 
     def dawdle(address: tuple[str, int], drips: bool) -> None:
-        with socket.create_connection(address) as slow, contextlib.suppress(OSError):
+        with socket.create_connection(address) as slow, contextlib.suppress(ConnectionError):
             begun = time.monotonic()
             slow.settimeout(0.05)
             slow.sendall(b"allreduce")
-            while time.monotonic() - begun < 5:
+            while time.monotonic() - begun < 25:
                 with contextlib.suppress(TimeoutError):
                     if not slow.recv(1):
                         break
                 if drips:  # what it sends gains it no time
                     slow.sendall(b"a")
-        dropped.append(time.monotonic() - begun)
+            else:
+                return
+        dropped.release()
 
     threads: list[threading.Thread] = []
 
@@ -266,8 +271,6 @@ def test_slow_strangers_are_dropped_after_their_time(
     assert all(isinstance(outcome, Mesh) for outcome in outcomes), outcomes
     for thread in threads:
         thread.join(25)
-    assert len(dropped) == 2
-    assert max(dropped) < 0.9  # while the members still met
     close(outcomes)
     assert caplog.text.count("it did not authenticate within 0.2 s") == 2
 
@@ -281,14 +284,14 @@ def test_who_has_the_secret_still_gets_no_place_but_its_own(
     listener.setblocking(False)
     host, port = listener.getsockname()
     mesh = Mesh(world, meeting, tuple(Process(rank, 1, 1, host, port, 2) for rank in range(3)))
-    calling = Dialer(mesh, time.monotonic() + 10)
+    calling = Dialer(mesh, time.monotonic() + 60)
     calling.start()
     reception = connections.Acceptor(mesh, listener, calling)
-    thread = threading.Thread(target=reception.run, args=(time.monotonic() + 10,))
+    thread = threading.Thread(target=reception.run, args=(time.monotonic() + 60,))
     thread.start()
 
     def call(**changed: int) -> str:
-        with socket.create_connection((host, port), timeout=5) as sock:
+        with socket.create_connection((host, port), timeout=25) as sock:
             try:
                 handshake.call(sock, meeting, HELLO._replace(**changed).pack())
             except HandshakeError:
@@ -313,7 +316,7 @@ def test_who_has_the_secret_still_gets_no_place_but_its_own(
 
 
 def test_a_rank_with_another_secret_is_refused() -> None:
-    first, second = meet(worlds(2, secrets={1: b"wrong"}), timeout=1)
+    first, second = meet(worlds(2, secrets={1: b"wrong"}))
     assert isinstance(second, errors.JoinError)
     assert "does not know the job's secret" in str(second)
     assert isinstance(first, errors.JoinError)  # as soon as the second one tells it
@@ -343,7 +346,7 @@ def test_an_interrupt_cuts_calls_short(caller: World, monkeypatch: pytest.Monkey
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         connect(caller, "meeting", 1, 60)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 25
     assert not [one for one in threading.enumerate() if one.name == "tcp-meeting"]
 
 
@@ -352,17 +355,17 @@ def test_a_rank_that_calls_hears_that_another_has_failed(caller: World) -> None:
     begun = time.monotonic()
     with pytest.raises(errors.JoinError, match="it has no luck"):
         connect(caller, "meeting", 1, 60)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 25
 
 
 def test_ranks_that_do_not_come_are_named() -> None:
-    for outcome in meet(worlds(3)[:2], timeout=0.5):
+    for outcome in meet(worlds(3)[:2], timeout=2):
         assert isinstance(outcome, errors.TimeoutError)
         assert "rank 2" in str(outcome)
 
 
 def test_a_network_is_no_place_for_a_job_without_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp_interface, "address", lambda _: "192.0.2.1")
-    for outcome in meet(worlds(2, secrets={0: b"", 1: b""}), timeout=5):
+    for outcome in meet(worlds(2, secrets={0: b"", 1: b""})):
         assert isinstance(outcome, errors.UsageError)
         assert "set ALLREDUCE_SECRET" in str(outcome)

@@ -79,19 +79,19 @@ def words_of(sock: socket.socket, until: int) -> list[tuple[int, int]]:
 
 
 def settled(work: _native.TcpWork) -> bool:
-    work.wait(2)
+    work.wait(25)
     return work.done or work.failed
 
 
 @contextlib.contextmanager
-def two(seconds: float = 2) -> Iterator[tuple[_native.TcpMember, _native.TcpMember]]:
+def two() -> Iterator[tuple[_native.TcpMember, _native.TcpMember]]:
     """Connect two real members."""
     pairs = [socket.socketpair() for _ in range(3)]
     first = _native.TcpMember(0, [[], [one.detach() for one, _ in pairs]])
     second = _native.TcpMember(1, [[one.detach() for _, one in pairs], []])
     yield first, second
     for member in (first, second):
-        assert member.leave(seconds).wait(2 * seconds)
+        assert member.leave(2).wait(25)
 
 
 def test_the_sender_of_a_message_that_does_not_fit_is_told() -> None:
@@ -196,12 +196,14 @@ def test_who_leaves_for_a_death_is_not_its_culprit() -> None:
             for words_to in (root, dying[0]):
                 assert words_of(words_to, POST) == [(POST, 0)]
                 words_to.sendall(post)
+            began = time.monotonic()
             for sock in dying:
                 sock.close()
             time.sleep(0.02)
             root_data.sendall(data)
             root.close()
-            assert work.wait(25)
+            late = time.monotonic() - began > 0.08  # after 0.1 s the call fails for the death
+            assert work.wait(25) or late
             while member.culprit() is None:
                 time.sleep(0.001)
             found = member.culprit()
@@ -230,7 +232,7 @@ def test_a_signature_that_contradicts_itself_is_nonsense() -> None:
         theirs = b"\0\0" + SIGNATURE[2:]
         other.member.start(CHAIN, SIGNATURE, 0, 0)
         other.send([(0, frame(POST, 0, payload=theirs, signature=len(theirs)))])
-        deadline = time.monotonic() + 2
+        deadline = time.monotonic() + 25
         while other.member.culprit() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         found = other.member.culprit()
@@ -362,12 +364,12 @@ def _short_of_everything() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, limit)
     open_now = [fd for fd in fds if os.path.exists(f"/proc/self/fd/{fd}")]
     print(open_now, signal.pthread_sigmask(signal.SIG_BLOCK, []))
-    print(_native.TcpMember(0, [[]]).leave(1).wait(2))
+    print(_native.TcpMember(0, [[]]).leave(1).wait(25))
 
 
 def test_a_shortage_is_an_error_that_leaves_nothing_behind() -> None:
     command = [sys.executable, "-c", script_of(_short_of_everything)]
-    (result,) = run_commands([command], [clean_environment()], 20)
+    (result,) = run_commands([command], [clean_environment()], 60)
     refused, *rest = result.stdout.splitlines()
     assert refused.startswith(
         "[tcp] rank 0: the system refuses a thread or descriptor for its connections: [Errno"
