@@ -17,8 +17,9 @@ from allreduce.comm import Communicator, Work, init, world
 from allreduce.comm.fused_update import part_of, update_init
 from allreduce.comm.transports.shared import memory
 from tests.comm.cases.collective_cases import Array
+from tests.harness import stop
 
-_CATCH_SECONDS = 20.0
+_CATCH_SECONDS = 45.0
 _AFTER_SECONDS = 0.3  # in which stores are looked for after rank 1 has seen the end
 
 
@@ -31,7 +32,7 @@ def stop_in_a_store(folder: str, count: int, what: str, ending: str) -> None:
         what: "reduce" or "update".
         ending: How rank 0's call ends: "timeout", "short" of memory, "abort" or "leave".
     """
-    comm = init(transport="shared", timeout=20)
+    comm = init(transport="shared", timeout=60)
     told = Path(folder, "told")
     x, slots, start = _arrays(comm, count, what)
     if comm.rank == 1:
@@ -42,7 +43,7 @@ def stop_in_a_store(folder: str, count: int, what: str, ending: str) -> None:
     x[:] = -7
     kept = theirs.copy()
     os.kill(pid, signal.SIGCONT)
-    until, end = time.monotonic() + 8, 0.0
+    until, end = time.monotonic() + 25, 0.0
     changed = [0, 0]
     while time.monotonic() < (end or until) and not any(changed):
         if not end and told.exists():
@@ -81,7 +82,7 @@ def _work_until_the_end(
             comm.barrier()
     except errors.AllreduceError as error:
         told.write_text(str(error))
-    time.sleep(10)  # rank 0 ends this process
+    time.sleep(40)  # rank 0 ends this process
     os._exit(1)
 
 
@@ -92,8 +93,7 @@ def _catch(comm: Communicator, x: Array, start: Callable[[], Work]) -> Work:
         work = _begin(comm, x, start)
         while x[len(x) // 2] == 1 and time.monotonic() < until:
             pass
-        os.kill(pid, signal.SIGSTOP)
-        time.sleep(0.01)
+        stop(pid)
         if x[-1] == 1:
             return work
         os.kill(pid, signal.SIGCONT)  # it was faster

@@ -26,7 +26,9 @@ def _stops_in_a_store(folder: str, count: int, what: str, ending: str) -> None:
 
 
 def _stop(folder: Path, what: str, ending: str) -> Result:
-    return run_ranks(_stops_in_a_store, 2, arguments=(str(folder), COUNT, what, ending))[0]
+    return run_ranks(
+        _stops_in_a_store, 2, arguments=(str(folder), COUNT, what, ending), timeout=100
+    )[0]
 
 
 @pytest.mark.parametrize(
