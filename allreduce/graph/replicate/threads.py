@@ -90,8 +90,9 @@ def _live(
     alive: threading.Lock,
 ) -> None:
     while (work := asked.get()) is not None:
-        done.put((index, work(index)))
-        del work  # it would keep the caller alive while idle
+        answer = [(index, work(index))]
+        del work  # before the caller goes on: this thread keeps nothing of it alive
+        done.put(answer.pop())
     alive.release()
 
 

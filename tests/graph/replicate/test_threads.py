@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -33,6 +35,24 @@ def test_each_does_its_part_at_the_same_time_and_all_end_with_their_owner() -> N
     for _, _, each in found:
         each.join(25)
         assert not each.is_alive()
+
+
+def test_a_call_that_has_returned_keeps_nothing_alive() -> None:
+    threads, before = Threads(2), sys.getswitchinterval()
+
+    class Work:
+        def __call__(self, index: int) -> None:
+            pass
+
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(2000):
+            threads.do(work := Work())
+            kept = weakref.ref(work)
+            del work
+            assert kept() is None
+    finally:
+        sys.setswitchinterval(before)
 
 
 _armed = threading.Event()  # the handler is to raise, once
