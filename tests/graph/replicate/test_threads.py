@@ -19,6 +19,7 @@ import pytest
 import allreduce as ar
 from allreduce.devices import options
 from allreduce.errors import UsageError
+from allreduce.graph.core import op_table
 from allreduce.graph.replicate import threads as threads_module
 from allreduce.graph.replicate.threads import Threads
 
@@ -141,6 +142,7 @@ def test_a_forked_child_gets_an_error_and_can_close(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_has_helpers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "_current", options.Options())
+    monkeypatch.setattr(op_table, "_TABLE", dict(op_table._TABLE))
     ar.config.threading.set_inter_op_parallelism_threads(2)
     seen: set[int] = set()
     both = threading.Barrier(2)
