@@ -140,6 +140,8 @@ class Monitor:
     def __init__(self, owner: str, name: str, mode: str, min_delta: float = 0.0) -> None:
         if mode not in ("auto", "min", "max"):
             raise UsageError(f'{owner} takes mode "auto", "min" or "max", not {mode!r}')
+        if not isinstance(name, str):
+            raise UsageError(f"{owner} takes monitor, the name of a value, not {name!r:.60}")
         self._owner, self.name, self._mode = owner, name, mode
         self._delta = abs(checked(f"min_delta of {owner}", min_delta, low=-math.inf))
         self.best: float | None = None

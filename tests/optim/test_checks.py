@@ -47,6 +47,7 @@ def _compiled() -> Any:
         (lambda no: untyped.ops.gelu(x, no), "approximate"),
         (lambda no: untyped.ops.scaled_dot_product_attention(x, x, x, causal=no), "causal"),
         (lambda no: untyped.nn.losses.binary_crossentropy(x, x, no), "from_logits"),
+        (lambda no: untyped.nn.losses.binary_focal_crossentropy(x, x, no), "apply_class_balancing"),
     ],
 )
 def test_switches_are_true_or_false(make: Any, name: str) -> None:
@@ -66,6 +67,10 @@ def test_switches_are_true_or_false(make: Any, name: str) -> None:
             lambda: untyped.optim.schedules.PiecewiseConstantDecay(["a"], [1, 2]),
             "a boundary is a f",
         ),
+        (lambda: untyped.nn.Reshape(None), "a size of Reshape's target_shape is an integer from"),
+        (lambda: untyped.nn.Input(1.5), "a size of Input's shape, .* is an integer from 1, not 1"),
+        (lambda: untyped.ops.transpose(x, 1), "1 are not all of its axes"),
+        (lambda: untyped.callbacks.EarlyStopping(None), "takes monitor, the name of a value"),
         (lambda: untyped.nn.Sequential(3), "Sequential takes a list of layers, not 3"),
         (lambda: _compiled().set_weights(None), "set_weights takes a list of arrays, one per var"),
         (lambda: _compiled().get_layer(index="0"), "index is an integer, not '0'"),
@@ -76,3 +81,9 @@ def test_switches_are_true_or_false(make: Any, name: str) -> None:
 def test_values_of_another_type_are_refused_with_what_is_taken(make: Any, said: str) -> None:
     with pytest.raises(ar.UsageError, match=said):
         make()
+
+
+def test_sizes_of_layers_may_be_integers_of_numpy() -> None:
+    sizes = ar.nn.Sequential([ar.nn.Input(np.int64(6)), ar.nn.Reshape((np.int64(2), np.int32(-1)))])
+    assert sizes.get_config()["layers"][1]["config"]["target_shape"] == [2, -1]
+    assert np.asarray(sizes(np.ones((1, 6)))).shape == (1, 2, 3)

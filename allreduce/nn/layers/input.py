@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from allreduce.devices.integers import integer
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import BATCH, Spec, show
@@ -27,13 +28,9 @@ class Input(Layer):
         self, shape: Sequence[int], *, name: str | None = None, dtype: str | None = None
     ) -> None:
         super().__init__(name=name)
-        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-        if not all(isinstance(size, int) and size > 0 for size in sizes):
-            raise UsageError(
-                f"Input takes the shape of one sample, sizes above 0 without the batch, not "
-                f"{shape!r}"
-            )
-        self.sizes = sizes
+        given = shape if isinstance(shape, Iterable) else (shape,)
+        what = "a size of Input's shape, which is one sample's, without the batch,"
+        self.sizes = sizes = tuple(integer(what, size, 1) for size in given)
         try:
             self.sample_dtype = np.dtype(dtype or self.dtype)
         except TypeError:

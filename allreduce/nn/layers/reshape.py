@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 from typing import Any
 
+from allreduce.devices.integers import integer
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import show
@@ -32,9 +33,9 @@ class Reshape(Layer):
         trainable: bool = True,
     ) -> None:
         super().__init__(name=name, dtype=dtype, trainable=trainable)
-        sizes = tuple(target_shape)
-        known = [size for size in sizes if size != -1]
-        if len(sizes) - len(known) > 1 or not all(isinstance(s, int) and s > 0 for s in known):
+        given = target_shape if isinstance(target_shape, Iterable) else (target_shape,)
+        sizes = tuple(integer("a size of Reshape's target_shape", size, -1) for size in given)
+        if sizes.count(-1) > 1 or 0 in sizes:
             raise UsageError(
                 "Reshape takes the shape of one sample, sizes above 0 of which one may be -1, not "
                 f"{target_shape!r}"

@@ -161,7 +161,7 @@ def binary_focal_crossentropy(
     share = ops.sigmoid(prediction) if switch("from_logits", from_logits) else prediction
     of_truth = truth * share + (1 - truth) * (1 - share)
     values = ops.power(1 - of_truth, gamma) * _binary(truth, prediction, from_logits)
-    if apply_class_balancing:
+    if switch("apply_class_balancing", apply_class_balancing):
         values = (truth * alpha + (1 - truth) * (1 - alpha)) * values
     return mean_of_last(values)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,7 +82,8 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
     """Reorder the axes: `axes[i]` becomes axis i; by default they are reversed. Copies nothing."""
     tensor = as_tensor(x)
     wanted = range(tensor.ndim)[::-1] if axes is None else axes
-    order = [as_axis("transpose", tensor, axis) for axis in wanted]
+    each = wanted if isinstance(wanted, Iterable) else (wanted,)
+    order = [as_axis("transpose", tensor, axis) for axis in each]
     if sorted(order) != list(range(tensor.ndim)):
         raise ShapeError(
             f"{users_line()}: transpose of {show(tensor.shape)}: {axes} are not all of its axes"
