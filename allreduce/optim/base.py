@@ -207,6 +207,10 @@ class Optimizer(Refusing, UpdateRule):
             weight: The weight of this replica's gradients; by default its number of rows.
         """
         listed = _listed(variables)
+        if not isinstance(gradients, Iterable):
+            raise UsageError(
+                f"apply takes a list of gradients, one per variable, not {gradients!r}"
+            )
         apply_gradients(self, list(gradients), listed, weight)
         check_groups(self, [each.name for each in listed])
 

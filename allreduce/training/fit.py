@@ -20,6 +20,7 @@ from allreduce.training import dealt_fit, loop
 from allreduce.training.arrays import (
     Samples,
     as_samples,
+    check_class_weight,
     gives_batches,
     has_classes,
     with_class_weight,
@@ -386,6 +387,7 @@ def on_batch(
     check_world(replicator, what)
     with raising_on_all_ranks(replicator, what):
         given = as_samples(*samples)
+        check_class_weight(class_weight)
         if class_weight is not None:
             given = with_class_weight(given, class_weight)
     _agree(model, what, given, {"data": "same"})

@@ -71,6 +71,12 @@ def test_switches_are_true_or_false(make: Any, name: str) -> None:
         (lambda: untyped.nn.Input(1.5), "a size of Input's shape, .* is an integer from 1, not 1"),
         (lambda: untyped.ops.transpose(x, 1), "1 are not all of its axes"),
         (lambda: untyped.callbacks.EarlyStopping(None), "takes monitor, the name of a value"),
+        (lambda: untyped.nn.Dense(1).add_variable("k", (1,), dtype="no"), "'no' is no dtype"),
+        (lambda: untyped.optim.SGD().apply(None, []), "takes a list of gradients"),
+        (
+            lambda: _compiled().train_on_batch(x, x[:, :1], class_weight={"a": 1}),
+            "class_weight is a dict from a class's number",
+        ),
         (lambda: untyped.nn.Sequential(3), "Sequential takes a list of layers, not 3"),
         (lambda: _compiled().set_weights(None), "set_weights takes a list of arrays, one per var"),
         (lambda: _compiled().get_layer(index="0"), "index is an integer, not '0'"),

@@ -65,6 +65,10 @@ def test_addresses_and_numbers_that_no_task_can_have_are_named() -> None:
             ar.Server({"ps": ["no-such.invalid:2222"]}, "ps", 0, secret=secret)
     with pytest.raises(UsageError, match="task_index is an integer, not '0'"):
         ar.Server({"ps": ["127.0.0.1:2222"]}, "ps", "0")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="secret=<hidden> is not valid: expected any non-empty"):
+        ar.Server({"ps": ["127.0.0.1:2222"]}, "ps", 0, secret=5)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="secret=<hidden> is not valid: expected any non-empty"):
+        ar.Session("grpc://127.0.0.1:2222", secret=5)  # type: ignore[arg-type]
 
 
 def test_an_operator_that_the_task_does_not_know_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from allreduce.graph.core.scope import asked_for, part, surroundings, users_line
 from allreduce.graph.core.spec import Shape
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
+from allreduce.graph.ops.arguments import as_dtype
 from allreduce.graph.placement.placement import check_exists
 from allreduce.graph.replicate.owner import current_replicator, scope_of
 from allreduce.graph.trace.dispatch import as_tensor
@@ -209,7 +210,7 @@ class Layer(Refusing):
         calls.check_size(path, shape)
         make = initializers.get(initializer)
         variable = Variable(
-            lambda: make(shape, np.dtype(dtype or self.dtype), path),
+            lambda: make(shape, as_dtype(dtype or self.dtype), path),
             name=path,
             trainable=trainable,
             replicator=self.replicator,

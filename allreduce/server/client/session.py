@@ -16,6 +16,7 @@ import numpy as np
 import allreduce.errors as errors
 from allreduce import settings
 from allreduce.cluster.spec import ClusterSpec, is_address, parse_task
+from allreduce.devices.integers import switch
 from allreduce.devices.options import start_logging
 from allreduce.errors import (
     PeerLostError,
@@ -38,7 +39,7 @@ from allreduce.keywords import Refusing, explain
 from allreduce.server.client.requests import Requests, raise_failure
 from allreduce.server.protocol import task_pb2 as pb
 from allreduce.server.protocol.channel import DEAD_SECONDS, Answer, Channel
-from allreduce.server.protocol.connect import Peer
+from allreduce.server.protocol.connect import Peer, secret_of
 from allreduce.server.protocol.encode import configured, encode
 from allreduce.server.protocol.frames import Frame
 
@@ -135,10 +136,9 @@ class Session(Refusing):
             raise UsageError(f"a session's target is 'grpc://host:port', not {target!r}")
         start_logging()
         read = settings.load()
-        found = read.secret if secret is None else secret
-        self._secret = found.encode() if isinstance(found, str) else found or b""
+        self._secret = secret_of(secret)
         self._timeout = read.timeout if timeout is None else settings.check("TIMEOUT", timeout)
-        self._is_chief = is_chief
+        self._is_chief = switch("is_chief", is_chief)
         self._name = f"client-{os.getpid()}-{secrets.token_hex(4)}"
         self._master = Peer(address, self._secret, self._timeout, closed=_given_up)
         self.cluster = ClusterSpec(self._master.hello.cluster)

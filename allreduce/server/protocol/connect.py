@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from allreduce import settings
 from allreduce.cluster.host import machine
 from allreduce.cluster.host.address import split
 from allreduce.cluster.host.waiting import Wait
@@ -219,6 +220,14 @@ class Peer:
         """End the gRPC connection."""
         with contextlib.suppress(Exception):
             self._grpc.close()
+
+
+def secret_of(given: str | bytes | None) -> bytes:
+    """Return the secret that is given, or else that of `ALLREDUCE_SECRET`; b"" for none."""
+    if given is None:
+        return settings.load().secret or b""
+    found: bytes = b"" if given in ("", b"") else settings.check("SECRET", given)
+    return found
 
 
 def client_of(task: str, client: str) -> str:

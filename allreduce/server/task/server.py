@@ -30,7 +30,7 @@ from allreduce.parameters.service import ParameterService
 from allreduce.server.protocol import task_pb2 as pb
 from allreduce.server.protocol import task_pb2_grpc
 from allreduce.server.protocol.channel import Channel
-from allreduce.server.protocol.connect import OPTIONS
+from allreduce.server.protocol.connect import OPTIONS, secret_of
 from allreduce.server.protocol.frames import Frame
 from allreduce.server.task.connections import Connections
 from allreduce.server.task.service import Service, failure
@@ -77,8 +77,7 @@ class Server(Refusing):
         self.name = task_name(self.task)
         address = self.cluster.address(job, number)
         self.target = f"grpc://{address}"
-        found = settings.load().secret if secret is None else secret
-        self._secret = found.encode() if isinstance(found, str) else found or b""
+        self._secret = secret_of(secret)
         _check_secret(address, self._secret)
         self.generation = secrets.randbits(63)
         self.connections = Connections(
