@@ -90,6 +90,8 @@ def test_values_of_another_type_are_refused_with_what_is_taken(make: Any, said: 
 
 
 def test_sizes_of_layers_may_be_integers_of_numpy() -> None:
-    sizes = ar.nn.Sequential([ar.nn.Input(np.int64(6)), ar.nn.Reshape((np.int64(2), np.int32(-1)))])
+    sizes = untyped.nn.Sequential(
+        [untyped.nn.Input(np.int64(6)), untyped.nn.Reshape((np.int64(2), np.int32(-1)))]
+    )
     assert sizes.get_config()["layers"][1]["config"]["target_shape"] == [2, -1]
     assert np.asarray(sizes(np.ones((1, 6)))).shape == (1, 2, 3)

@@ -25,7 +25,7 @@ class Input(Layer):
     """
 
     def __init__(
-        self, shape: Sequence[int], *, name: str | None = None, dtype: str | None = None
+        self, shape: int | Sequence[int], *, name: str | None = None, dtype: str | None = None
     ) -> None:
         super().__init__(name=name)
         given = shape if isinstance(shape, Iterable) else (shape,)

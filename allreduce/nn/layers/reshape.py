@@ -26,7 +26,7 @@ class Reshape(Layer):
 
     def __init__(
         self,
-        target_shape: Sequence[int],
+        target_shape: int | Sequence[int],
         *,
         name: str | None = None,
         dtype: str | None = None,
