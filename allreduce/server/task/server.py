@@ -40,7 +40,7 @@ _Reply = tuple[pb.Description, Sequence[Output]]
 
 _NOTHING = pb.Description()  # of an answer that consists of arrays
 _THREADS = 16  # for registering; steps have the threads of their connection
-_STOP_SECONDS = 5.0  # for gRPC to stop, which takes milliseconds
+_STOP_SECONDS = 20.0  # for gRPC to stop, which takes milliseconds on an idle machine
 _POLL_SECONDS = 0.5  # seconds, between looks whether a task is up, or has ended
 
 
@@ -145,15 +145,16 @@ class Server(Refusing):
 
     def _exit(self) -> None:
         """End with the process: in good order, if no exception has ended it."""
-        self._stop(in_order=getattr(sys, "last_value", None) is None)
+        self._stop(in_order=getattr(sys, "last_value", None) is None, exits=True)
 
-    def _stop(self, *, in_order: bool = True) -> None:
+    def _stop(self, *, in_order: bool = True, exits: bool = False) -> None:
         stopped = self._grpc.stop(None)
         self.connections.close(in_order=in_order)
-        if stopped.wait(_STOP_SECONDS):  # gRPC gives the pool no more calls; its threads can end
-            self._pool.shutdown(wait=False)
         if in_order:
             self.parameters.close()
+        # Once gRPC gives the pool no more calls, its threads can end; at exit Python ends them.
+        if not exits and stopped.wait(_STOP_SECONDS):
+            self._pool.shutdown(wait=False)
 
     def __enter__(self) -> Server:
         return self
