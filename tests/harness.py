@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import inspect
 import itertools
 import os
@@ -147,6 +148,17 @@ def _own_ports() -> Iterator[int]:
                 claim.detach()  # it stays open
                 return itertools.cycle(range(first, first + _PORTS))
     raise AssertionError("other processes that run tests have all ports")
+
+
+@contextlib.contextmanager
+def collector_off() -> Iterator[None]:
+    """Free all garbage now, and none in the block: other tests' would count in what is measured."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def script_of(fn: Callable[..., None], *arguments: Any) -> str:

@@ -16,7 +16,7 @@ import pytest
 
 import allreduce as ar
 from allreduce.devices import lookup
-from tests.harness import run_ranks, script_of
+from tests.harness import collector_off, run_ranks, script_of
 
 ROWS = np.ones((8, 4), np.float32)
 
@@ -121,22 +121,18 @@ def test_an_optimizer_keeps_its_state_and_a_copy_begins_without() -> None:
 def test_the_next_call_frees_what_a_function_that_is_gone_had() -> None:
     strategy = ar.MirroredStrategy(["CPU:0"])
     memory = lookup("CPU:0").memory
-    gc.collect()
 
     def run(columns: int) -> None:
         x = np.ones((4, columns), np.float32)
         strategy.run(lambda x: ar.ops.matmul(x, ar.ops.transpose(x * 2)), args=(x,))
 
     run(4)
-    gc.disable()
-    try:
+    with collector_off():
         before = memory.used
         run(100_000)
         assert memory.used > before
         run(4)
         assert memory.used <= before + 4096
-    finally:
-        gc.enable()
 
 
 def test_a_strategy_ends_its_threads() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from allreduce.devices import lookup
 from allreduce.errors import OutOfMemoryError
 from allreduce.graph.execute import executor
 from allreduce.graph.execute.bound_program import BoundProgram
+from tests.harness import collector_off
 
 COLUMNS = 500
 WEIGHTS = np.ones((COLUMNS, COLUMNS), np.float32)
@@ -40,10 +40,8 @@ def strategy(request: pytest.FixtureRequest) -> Iterator[ar.MirroredStrategy]:
 def alone() -> Iterator[ar.MirroredStrategy]:
     """A strategy of one replica, on a device that nothing else has used, without the collector."""
     strategy = ar.MirroredStrategy(["CPU:3"])
-    gc.collect()
-    gc.disable()
-    yield strategy
-    gc.enable()
+    with collector_off():
+        yield strategy
     lookup("CPU:3").memory.limit = None
     strategy.close()
 

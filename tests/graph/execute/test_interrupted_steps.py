@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import numpy as np
 import pytest
 
@@ -12,7 +10,7 @@ from allreduce.comm import replica_communicators
 from allreduce.devices import lookup
 from allreduce.graph.replicate.replicas import Replicas
 from allreduce.graph.trace.replica import Replica
-from tests.harness import run_ranks, world_of_one
+from tests.harness import collector_off, run_ranks, world_of_one
 
 
 def interrupted(eagerly: bool) -> None:
@@ -126,17 +124,14 @@ def test_an_error_leaves_no_second_set_of_memory(
         return [each.used for each in memories]
 
     memories = [lookup(name).memory for name in ("CPU:0", "CPU:1")]
-    used = run(3)
-    for each in memories:
-        monkeypatch.setattr(each, "limit", each.used + w.storage[0].nbytes // 2)
-    gc.disable()
-    try:
+    with collector_off():
+        used = run(3)
+        for each in memories:
+            monkeypatch.setattr(each, "limit", each.used + w.storage[0].nbytes // 2)
         for _ in range(3):
             with pytest.raises(ar.UsageError, match="label 100"):
                 run(100)
             assert run(3) == used
-    finally:
-        gc.enable()
 
 
 def test_replicas_of_several_ranks_say_what_has_ended_them() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,6 +30,7 @@ from allreduce.graph.trace.trace import Trace, recording
 from allreduce.graph.update.arenas import plan_for
 from allreduce.optim import SGD
 from tests.graph.interpret import record
+from tests.harness import collector_off
 from tests.nn.common import blobs
 
 FLOAT = np.dtype(np.float64)
@@ -224,10 +224,10 @@ def test_values_of_a_scans_step_share_memory_too() -> None:
     def takes(planned: bool) -> tuple[int, np.ndarray]:
         pass_switches.switch("plan_buffers", planned)
         run = function(lambda h: scan(step, h, length=3)[0])
-        gc.collect()  # frames of other tests
-        before = config.get_memory_info("CPU:0")["current"]
-        result = np.asarray(run(start))
-        return config.get_memory_info("CPU:0")["current"] - before, result
+        with collector_off():
+            before = config.get_memory_info("CPU:0")["current"]
+            result = np.asarray(run(start))
+            return config.get_memory_info("CPU:0")["current"] - before, result
 
     (shared, found), (apart, wanted) = takes(True), takes(False)
     assert shared < 4 * start.nbytes < apart

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import weakref
 from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from allreduce.devices import lookup
 from allreduce.errors import UsageError
 from allreduce.graph import PerReplica, Tensor, default_replicator, function, ops
 from allreduce.graph.core import pass_switches, seed
+from tests.harness import collector_off
 
 
 @dataclass(frozen=True)
@@ -295,15 +295,11 @@ def test_programs_of_former_seeds_let_go_of_their_memory_at_once(
         return ops.sum(x @ x + 1.0)
 
     memory, used = lookup("CPU:0").memory, []
-    gc.collect()
-    gc.disable()  # frames and their steps know each other
-    try:
+    with collector_off():  # frames and their steps know each other
         for number in (1, 2, 3):
             seed.set_seed(number)
             step(np.ones((64, 64)))
             used.append(memory.used)
-    finally:
-        gc.enable()
     assert used == used[:1] * 3
     traceable = False
     seed.set_seed(4)
