@@ -21,7 +21,7 @@ ITSELF = "has elements that overlap each other"
 @pytest.fixture
 def comm() -> Iterator[Communicator]:
     """One of two members: a call that gets past its checks would wait for the other."""
-    members = replica_communicators(world_of_one(), 2, name="overlap", timeout=1)
+    members = replica_communicators(world_of_one(), 2, name="overlap", timeout=20)
     yield members[1]
     for member in members:
         member.close()

@@ -16,7 +16,7 @@ from tests.harness import run_threads, world_of_one
 @pytest.fixture
 def comm() -> Iterator[Communicator]:
     """One of two members: a call that gets past its checks would wait for the other."""
-    members = replica_communicators(world_of_one(), 2, name="scaling", timeout=1)
+    members = replica_communicators(world_of_one(), 2, name="scaling", timeout=20)
     yield members[1]
     for member in members:
         member.close()

@@ -187,11 +187,13 @@ def _stopped_rank(hosts: str, victim: int) -> None:
 
     from allreduce import errors
     from allreduce.comm import init, world
+    from tests.harness import shorten
 
     rank = int(os.environ["ALLREDUCE_RANK"])
     os.environ["ALLREDUCE_HOST"] = hosts[rank]
-    comm = init(timeout=2.5)  # longer than the second after which members report their waits
+    comm = init()
     pids = comm.all_gather_object(os.getpid())
+    shorten(comm, 2.5)  # longer than the second after which members report their waits
     if rank == victim:  # in the middle of it
         threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGSTOP)).start()
     try:
@@ -205,7 +207,7 @@ def _stopped_rank(hosts: str, victim: int) -> None:
     if rank == others[0]:  # then it may end
         try:
             for other in others:
-                world().store.get(f"done/{other}", 20)
+                world().store.get(f"done/{other}", 25)
         finally:
             os.kill(pids[victim], signal.SIGKILL)
 
@@ -222,7 +224,7 @@ def _stopped_rank(hosts: str, victim: int) -> None:
 def test_a_rank_that_is_stopped_in_the_middle_is_named_on_all_hosts(
     hosts: str, victim: int, told: str
 ) -> None:
-    results = run_ranks(_stopped_rank, len(hosts), timeout=40, arguments=(hosts, victim))
+    results = run_ranks(_stopped_rank, len(hosts), timeout=80, arguments=(hosts, victim))
     for rank, result in enumerate(results):
         if rank != victim:
             assert f"rank {victim} made its last call" in result.stdout, result
