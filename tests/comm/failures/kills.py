@@ -25,7 +25,7 @@ from tests.comm.cases.updates import Side
 from tests.harness import clean_environment, script_of
 
 _START_SECONDS = 60.0
-_END_SECONDS = 20.0
+_END_SECONDS = 25.0
 # The dead rank, as named by a call; or, while a group is made, by the leader.
 _LOST = r": rank (\d+)(?: \(member \d+\))? \(process (\d+)(?: on \S+)?\) (?:died|is gone)"
 _LAUNCH = (sys.executable, "-m", "allreduce.run", "-n")

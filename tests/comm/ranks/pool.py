@@ -90,7 +90,7 @@ class ProcessPool:
         self._asked = [_there(process.stdin) for process in self._processes]
         self._answers = [_there(process.stdout) for process in self._processes]
 
-    def run(self, name: str, *arguments: Any, timeout: float = 60) -> list[Any]:
+    def run(self, name: str, *arguments: Any, timeout: float = 100) -> list[Any]:
         """Run a case on all ranks and return their results; a rank's error fails the test."""
         assert not self._ended, "an earlier case has ended these ranks"
         self._ended = True  # unless they answer well
