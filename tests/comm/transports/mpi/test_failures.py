@@ -62,7 +62,7 @@ comm.barrier()
 began = time.monotonic()
 with pytest.raises(errors.MismatchError) as caught:
     {odd} if rank == 2 else {even}
-assert time.monotonic() - began < 1
+assert time.monotonic() - began < 25
 assert (out == 5.0).all()
 with pytest.raises(errors.ClosedError, match="dead since") as again:
     comm.barrier()
@@ -82,7 +82,7 @@ class TestDisagreement:
             DISAGREE.format(number=number, even=even, odd=odd)
             for number, (even, odd, *_) in enumerate(DISAGREEING)
         ]
-        result = job("".join([FAILURES.format(timeout=20), "home = comm\n", *bodies]), 3)
+        result = job("".join([FAILURES.format(timeout=50), "home = comm\n", *bodies]), 3)
         assert result.returncode == 0, result.stderr
         return sorted(result.stdout.splitlines())
 
@@ -109,7 +109,7 @@ from allreduce.comm.transports.mpi import wait_monitor
 from tests.comm.cases import mpi_failure_cases as cases
 
 wait_monitor._GRACE_SECONDS = 0.5
-home = init(transport="mpi", timeout=20)
+home = init(transport="mpi", timeout=50)
 for name in {names!r}:
     comm = home.split(0 if home.rank < 2 or name not in cases.PAIRS else None)
     if comm is not None:
@@ -131,7 +131,8 @@ class TestFailures:
     @classmethod
     def said(cls) -> dict[str, list[str]]:
         """Return the ranks' reports of each case, in their order."""
-        result = job(FAIL.format(names=("something_else", "aborted", "no_room", *FINE)), 3)
+        names = ("something_else", "aborted", "no_room", *FINE)
+        result = job(FAIL.format(names=names), 3, timeout=100)
         assert result.returncode == 0, result.stderr
         lines = [json.loads(line) for line in result.stdout.splitlines()]
         found: dict[str, list[str]] = {}
@@ -178,16 +179,24 @@ class TestFailures:
 def test_a_timeout_names_the_missing_rank_and_the_call() -> None:
     said = failing(
         """
+from tests.harness import shorten
+store = world().store
 comm.all_reduce(np.ones(3))
 if rank == 1:
-    time.sleep(2)
+    store.get("gave up", 25)
+elif rank == 0:
+    store.get("posted", 25)
+    shorten(comm, 0.95)  # less than after which rank 2 tells by itself that it waits
 with pytest.raises(errors.TimeoutError) as caught:
-    comm.all_reduce(np.ones(10), async_op=True).wait(20 if rank == 2 else None)
-assert rank == 1 or 0.7 < time.monotonic() - began < 1.9
+    work = comm.all_reduce(np.ones(10), async_op=True)
+    if rank == 2:
+        store.set("posted", b"")
+    work.wait(25 if rank == 2 else None)
+if rank == 0:
+    store.set("gave up", b"")
 say(caught.value)
-world().exchange("told", b'', 20)  # rank 0 must stay: rank 1 learns of the death from it
-""",
-        timeout=0.95,  # less than after which rank 2 tells by itself that it waits
+world().exchange("told", b'', 25)  # rank 0 must stay: rank 1 learns of the death from it
+"""
     )
     for line in said:
         assert "gave up all_reduce(float64[10], op='sum') #1 after 0.95 s" in line
@@ -201,11 +210,14 @@ def test_who_keeps_the_store_may_be_stopped_for_a_while() -> None:
 import os, signal, subprocess
 from allreduce.cluster.leader import client
 from allreduce.comm.transports.mpi import wait_monitor
-client._ANSWER_MARGIN, wait_monitor.WARN_SECONDS = 0.3, 1.0
+from tests.harness import until_stopped
 comm.all_reduce(1)
+client._ANSWER_MARGIN, wait_monitor.WARN_SECONDS = 0.3, 1.0
 if rank == 0:
-    subprocess.Popen(["sh", "-c", f"sleep 4; kill -CONT {os.getpid()}"])
+    subprocess.Popen(["sh", "-c", f"sleep 5; kill -CONT {os.getpid()}"])
     os.kill(os.getpid(), signal.SIGSTOP)
+else:
+    until_stopped(world().members[0].pid)
 assert comm.all_reduce(1) == 2
 """
     result = job(FAILURES.format(timeout=20) + program, 2)
@@ -228,9 +240,9 @@ for message in (False, True):
         assert transport(comm)._board._get("message/1") == ""  # that is over
     elif message:
         wait_monitor.WARN_SECONDS = 1.2
-        threading.Timer(1.7, comm.send, (np.ones(3), 1)).start()
+        threading.Timer(4, comm.send, (np.ones(3), 1)).start()
     elif rank == 1:
-        time.sleep(0.9)
+        time.sleep(2.5)
     assert comm.all_reduce(1) == 2
 """
     result = job(FAILURES.format(timeout=20) + program, 2)
