@@ -123,13 +123,15 @@ def test_the_rank_that_failed_is_named_and_not_one_that_ended_before_it_for_want
 ) -> None:
     path = script(
         """
-        import sys, time
+        import os, sys, time
+        import numpy as np
         import allreduce as ar
         comm = ar.init()
-        comm.barrier()
+        first, *_ = comm.all_gather(np.array([os.getpid()]))
         if comm.rank == 1:
             comm.abort("no such file")
-            time.sleep(1)
+            while os.path.exists(f"/proc/{first}"):
+                time.sleep(0.02)
             sys.exit(7)
         try:
             comm.barrier()
