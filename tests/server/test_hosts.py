@@ -67,7 +67,7 @@ def _tasks(made: list[netns.Host]) -> Iterator[ClusterSpec]:
         for each in started:
             each.kill()
         for each in started:
-            each.wait(10)
+            each.wait(25)
 
 
 def _client(host: netns.Host, *words: str) -> subprocess.Popen[str]:
@@ -109,7 +109,7 @@ def test_a_host_that_vanishes_is_named(tmp_path: Path) -> None:
             out, err = client.communicate("\n", timeout=60)
         finally:
             client.kill()
-            client.wait(10)
+            client.wait(25)
     assert out.startswith("lost"), err
     assert "/job:worker/task:1" in out
 

@@ -106,7 +106,7 @@ _SUSPENDED = """
 import time
 import numpy as np
 from allreduce.server.protocol import channel
-channel.BEAT_SECONDS, channel.DEAD_SECONDS = 0.1, 0.4
+channel.BEAT_SECONDS, channel.DEAD_SECONDS = 0.1, 0.8
 import allreduce as ar
 from tests.server.clusters import serving
 
@@ -114,7 +114,7 @@ def step(x):
     return x + 1.0
 
 with serving(worker=1) as (server,), ar.Session(server.target, timeout=60) as session:
-    for _ in range(5):
+    for _ in range(3):
         session.run(step, (np.ones(3),))
         (connection,) = session._requests._channels.values()
         print("ran", flush=True)
@@ -125,10 +125,10 @@ with serving(worker=1) as (server,), ar.Session(server.target, timeout=60) as se
 
 def test_ends_that_are_suspended_together_do_not_take_each_other_for_dead() -> None:
     with running([sys.executable, "-c", _SUSPENDED], {"PYTHONPATH": str(ROOT)}) as process:
-        for _ in range(5):
+        for _ in range(3):
             assert process.line() == "ran"
             process.signal(signal.SIGSTOP)
-            time.sleep(0.8)
+            time.sleep(1.5)
             process.signal(signal.SIGCONT)
         result = process.finish(25)
     assert result.code == 0, result
