@@ -351,12 +351,11 @@ def _until_it_serves(run: Any) -> None:
 
 
 _TERMINATED = """
-import os, signal, time
+import signal
 from allreduce.server import __main__ as command
 
 def serve(*_):  # as a server that answers, before its constructor has returned
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(60)
+    signal.raise_signal(signal.SIGTERM)
 
 command.Server = serve
 command.app()
