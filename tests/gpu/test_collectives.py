@@ -240,7 +240,13 @@ ON_ONE = ("every_length", "into_out", "equal_bits", "in_flight", "scaled", "list
     [(gpus, case) for gpus, cases in (("01", BETWEEN_TWO), ("00", ON_ONE)) for case in cases],
 )
 def test_the_cases_hold_between_threads_of_a_process(gpus: str, case: str) -> None:
-    run_threads(lambda comm: run_case(case, OnGpu(comm, f"GPU:{gpus[comm.rank]}")), len(gpus))
+    run_threads(
+        lambda comm: run_case(case, OnGpu(comm, f"GPU:{gpus[comm.rank]}")),
+        len(gpus),
+        # Its kernels may have to be compiled.
+        timeout=100,
+        comm_timeout=90,
+    )
 
 
 def test_what_replicas_on_one_gpu_cannot_do_is_said_on_all() -> None:

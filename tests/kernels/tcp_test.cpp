@@ -85,7 +85,7 @@ State settle(Work& work) {
 
 void leave(const std::shared_ptr<Member>& member) {
   auto farewell = std::make_shared<Work>(Request{});
-  Engine::instance().run([&] { member->leave(Clock::now() + std::chrono::seconds(5), farewell); });
+  Engine::instance().run([&] { member->leave(Clock::now() + std::chrono::seconds(25), farewell); });
   CHECK(settle(*farewell) == State::done);
 }
 
