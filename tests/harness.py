@@ -51,7 +51,7 @@ def world_of_one() -> World:
 
 
 def run_threads(
-    fn: Callable[[Communicator], T], size: int, timeout: float = 30, *, comm_timeout: float = 20
+    fn: Callable[[Communicator], T], size: int, timeout: float = 60, *, comm_timeout: float = 20
 ) -> list[T]:
     """Call `fn(comm)` in `size` threads, each with its member of one communicator.
 
@@ -72,7 +72,7 @@ def run_threads(
 
 
 def settle_threads(
-    fn: Callable[[Communicator], T], size: int, timeout: float = 30, *, comm_timeout: float = 20
+    fn: Callable[[Communicator], T], size: int, timeout: float = 60, *, comm_timeout: float = 20
 ) -> list[T | BaseException]:
     """As `run_threads`, but return what the members raised instead of raising it."""
     comms = replica_communicators(world_of_one(), size, name="test", timeout=comm_timeout)

@@ -328,7 +328,7 @@ def test_a_long_wait_is_reported(
                 time.sleep(0.01)
             comm.send(np.zeros(4), 0, 6)
 
-    run_threads(member, 2, 60, comm_timeout=40)
+    run_threads(member, 2, comm_timeout=40)
     assert "has waited 0.2 s in recv(float64[4], source=1, tag=6): replica 1 " in caplog.text
 
 

@@ -216,7 +216,7 @@ def test_a_long_wait_is_reported_once_before_it_fails(monkeypatch: pytest.Monkey
 
     logger.addHandler(handler)
     try:
-        assert settle_threads(member, 2, timeout=60) == [2.0, 2.0]
+        assert settle_threads(member, 2) == [2.0, 2.0]
     finally:
         logger.removeHandler(handler)
     (text,) = said

@@ -188,7 +188,7 @@ def threads(transport: str, hosts: str) -> Iterator[Runner]:
 
     def run(name: str, *arguments: Any) -> list[Any]:
         function = case(name)
-        return run_threads(lambda comm: function(comm, *arguments), len(hosts), timeout=60)
+        return run_threads(lambda comm: function(comm, *arguments), len(hosts))
 
     with pytest.MonkeyPatch.context() as patch:
         if transport == "hierarchical":

@@ -124,7 +124,7 @@ def test_many_of_all_kinds_in_flight_with_several_connections(
             work, expected = works[position]
             assert (work.wait() == expected).all()
 
-    run_threads(member, 3, timeout=60)
+    run_threads(member, 3)
 
 
 @pytest.mark.parametrize("connections", ["1", "4"])
