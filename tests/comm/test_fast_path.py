@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import pickle
 import sys
@@ -224,11 +225,13 @@ def test_no_python_runs_before_the_method_that_takes_what_is_not_plain() -> None
                 called.append(frame.f_code.co_name)
 
         x = np.ones((4, 4))[:, ::2]
+        gc.disable()  # garbage of other tests may have finalizers
         sys.setprofile(note)
         try:
             comm.all_reduce(x)
         finally:
             sys.setprofile(None)
+            gc.enable()
         return called
 
     (called,) = run_threads(call, 1)
