@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.comm import Communicator
+from allreduce.comm import Communicator, world
 from allreduce.comm.transports import native
 from allreduce.events import logger
 from tests.comm.cases.collective_cases import Array, whole
@@ -103,11 +103,14 @@ def slow(comm: Communicator) -> list[str]:
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(handler)
     try:
-        native.WARN_SECONDS = 0.2 + 9 * comm.rank
-        comm.barrier()
+        native.WARN_SECONDS = 0.2 + 30 * comm.rank
         work = comm.all_reduce(np.ones(2_000_000), async_op=True)
+        if comm.rank:
+            world().store.set(f"slow/{comm.rank}", b"")
+        for other in range(1, comm.size) if comm.rank == 0 else ():
+            world().store.get(f"slow/{other}", 25)
         if comm.rank == 1:
-            time.sleep(0.5)
+            time.sleep(1.5)
         assert work.wait()[0] == comm.size
     finally:
         native.WARN_SECONDS = usual
