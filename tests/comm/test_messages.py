@@ -340,22 +340,28 @@ def _killed(transport: str) -> None:
     import numpy as np
 
     import allreduce as ar
+    from allreduce.comm import world
 
     if transport == "hierarchical":  # as if on two hosts
         os.environ["ALLREDUCE_HOST"] = str(int(os.environ["ALLREDUCE_RANK"]) % 2)
     comm = ar.init(transport=transport, timeout=50)
+    store = world().store
     comm.barrier()
     if comm.rank == 1:
         works = [comm.send(np.zeros(10**6), 0, async_op=True) for _ in range(3)]
         works[0].done()
-        time.sleep(0.3)  # the others wait by now
+        for other in (0, 2):
+            store.get(f"begun/{other}", 25)
+        time.sleep(0.1)  # they wait by now
         os.kill(os.getpid(), signal.SIGKILL)
     began = time.monotonic()
     try:
         if comm.rank == 0:
-            comm.recv(np.zeros(10**6), 1, 9)
+            work = comm.recv(np.zeros(10**6), 1, 9, async_op=True)
         else:
-            comm.all_reduce(np.zeros(10**6))
+            work = comm.all_reduce(np.zeros(10**6), async_op=True)
+        store.set(f"begun/{comm.rank}", b"")
+        work.wait()
     except ar.PeerLostError as error:
         print(time.monotonic() - began < 25, error)
     os._exit(0)
