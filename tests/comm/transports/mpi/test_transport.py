@@ -132,11 +132,11 @@ if rank == 0:
     comm.recv(large, 1)
     assert not all(work.look() for work in sent), "they do not fill the cells: send more"
     store.set("complete", b"")  # but what acknowledges it may lie in MPI
-    store.get("sent", 15)
+    store.get("sent", 25)
 else:
     with entered:  # no thread of this rank makes room meanwhile
         work = comm.send(large, 0, async_op=True)
-        store.get("complete", 15)
+        store.get("complete", 25)
     work.wait()
     store.set("sent", b"")
     for tag in range(100):

@@ -35,7 +35,7 @@ def test_ranks_know_who_shares_their_host(four: list[netns.Host]) -> None:
     results = run_commands(
         [host.command(sys.executable, "-c", SHOW) for host, _ in ranks],
         [{**clean_environment(), **own, "ALLREDUCE_TRANSPORT": "tcp"} for _, own in ranks],
-        30,
+        60,
     )
     assert [result.stdout for result in results] == ["0 2 tcp\n", "1 2 tcp\n"] * 2, results
 
@@ -49,7 +49,7 @@ def test_an_interface_that_is_none_is_told_on_all_ranks(four: list[netns.Host]) 
             {**clean_environment(), **each, "ALLREDUCE_TRANSPORT": "tcp", **(own if i else {})}
             for i, (_, each) in enumerate(ranks)
         ],
-        30,
+        60,
     )
     for result in results:
         assert "ALLREDUCE_TCP_INTERFACE='ib0' is no interface" in result.stderr, result
