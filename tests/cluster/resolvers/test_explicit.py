@@ -20,6 +20,9 @@ from tests.cluster.processes import Result, free_address, run_together, running,
 
 SHOW = "print(world.rank, world.size, world.source, world.exchange('k', b'%d' % world.rank, 20))"
 
+# Without it, the first rank may leave, and its leader too, before another one has all members.
+END = "world.exchange('end', b'', 25)"
+
 
 def said(rank: int, size: int, address: str, **more: str) -> dict[str, str]:
     told = {"RANK": str(rank), "SIZE": str(size), "LEADER": address} | more
@@ -276,7 +279,8 @@ def test_joining_twice_is_refused_and_after_closing_allowed(script: Write) -> No
         "except ValueError as error: print(error)\n"
         "world.close()\n"
         "world = cluster.join()\n"
-        "print(world.generation)"
+        "print(world.generation)\n"
+        f"{END}\n"
     )
     address = free_address()
     results = run_together(script(twice), [said(rank, 2, address) for rank in range(2)])
@@ -292,6 +296,7 @@ def test_an_error_in_a_notebook_does_not_end_the_kernel(tmp_path: Path) -> None:
         "from allreduce import cluster\n"
         "world = cluster.join()\n"
         "print(sys.excepthook is hook and sys.exit is end)\n"
+        f"{END}\n"
     )
     path = tmp_path / "notebook.py"
     path.write_text(code)
