@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from allreduce.cluster.leader.proof import NONCE_BYTES, PROOF_BYTES, digest, nonce, proves
 
 VERSION = 4
-STRANGER_SECONDS = 2.0  # unauthenticated connections are dropped after this time
+# Unauthenticated connections are dropped after this time. A member of a busy machine may need some
+# seconds, and without its connection the job fails.
+STRANGER_SECONDS = 10.0
 _HEAD = struct.Struct("!16sI")
 _MAGIC = b"allreduce job le"  # the last two letters: numbers in frames are little-endian
 _WELCOME = b"welcome\n"

@@ -262,6 +262,30 @@ def test_a_rank_that_dies_while_all_meet_is_named_by_the_others() -> None:
         assert "rank 2 (process" in result.stdout, results
 
 
+def _is_held_up() -> None:
+    import os
+    import time
+
+    from allreduce.comm import init
+    from allreduce.comm.transports import handshake
+
+    prove = handshake.call
+
+    def late(*given: object) -> None:
+        time.sleep(3)
+        prove(*given)  # type: ignore[arg-type]
+
+    if os.environ["ALLREDUCE_RANK"] == "1":
+        handshake.call = late  # type: ignore[assignment]
+    print(init().all_reduce(1))
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
+def test_a_rank_that_is_held_up_before_it_proves_itself_joins(transport: str) -> None:
+    results = run_ranks(_is_held_up, 2, env={"ALLREDUCE_TRANSPORT": transport})
+    assert [result.stdout for result in results] == ["2\n"] * 2, results
+
+
 def test_a_file_that_comes_with_half_a_message_is_closed() -> None:
     here, there = socket.socketpair()
     links = Links(1, sockets={0: here})

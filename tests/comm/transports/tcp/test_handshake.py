@@ -222,7 +222,7 @@ def test_strangers_are_dropped_and_logged_and_the_members_meet(
     begun = time.monotonic()
     outcomes = meet(worlds(3), intrude=intrude)
     assert all(isinstance(outcome, Mesh) for outcome in outcomes), outcomes
-    assert time.monotonic() - begun < 25  # their turns one after the other take 40
+    assert time.monotonic() - begun < 25  # their turns one after the other take 200
     for sock in held:
         sock.close()
     close(outcomes)
@@ -232,7 +232,6 @@ def test_strangers_are_dropped_and_logged_and_the_members_meet(
 def test_slow_strangers_are_dropped_after_their_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert handshake.STRANGER_SECONDS == 2  # as documented
     monkeypatch.setattr(connections, "STRANGER_SECONDS", 0.2)
     called = Dialer._call
     dropped = threading.Semaphore(0)
