@@ -172,6 +172,7 @@ def count_wrong_values(has_event: bool) -> None:
     at, x = int(call(driver.cuMemAlloc(40))), pinned(10)
     for _ in range(20):
         call(driver.cuMemsetD32Async(at, 0, 10, streams[0]))
+        call(driver.cuStreamSynchronize(streams[0]))
         call(driver.cuMemsetD32Async(at, 0x3F800000, 10, streams[0]))
         if has_event:
             event = new_event()
