@@ -22,7 +22,7 @@ from allreduce.comm import replica_communicators
 from allreduce.devices.cuda import cupy_streams
 from allreduce.devices.cuda.kernels import copies
 from tests.gpu import launch
-from tests.gpu.kernels import call
+from tests.gpu.kernels.calls import call
 from tests.harness import world_of_one
 
 SIMULATED = pytest.mark.skipif(launch.has_driver(), reason="CuPy's current stream is replaced")

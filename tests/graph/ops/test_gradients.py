@@ -96,7 +96,7 @@ def test_every_gradient_has_a_case() -> None:
         if lookup(name).kind == "compute" and lookup(name).gradient not in (None, cut)
     }
     # Rounding has steps; its gradient is the identity's (tests/optim/test_mixed_precision.py).
-    # Rows of servers are no input (tests/strategies/test_parameter_worker.py); layers register it.
+    # Rows of servers: tests/strategies/parameter_server/test_worker.py; layers register it.
     without = {case.op for case in CASES} | {"lookup_rows"}
     assert differentiable - without == {"round_to_bfloat16"}
 

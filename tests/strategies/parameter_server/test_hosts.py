@@ -24,7 +24,7 @@ ONE_CORE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # the hosts sh
 UNTIL = """
 import sys
 import allreduce as ar
-from tests.strategies.small_models import data, model_in
+from tests.strategies.parameter_server.small_models import data, model_in
 
 strategy = ar.ParameterServerStrategy(update=sys.argv[1])
 model = model_in(strategy)

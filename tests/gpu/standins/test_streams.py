@@ -16,7 +16,7 @@ from cuda.bindings import driver
 from cuda.core import Device, Program, ProgramOptions
 
 from tests.gpu import launch
-from tests.gpu.kernels import call, module
+from tests.gpu.kernels.calls import call, module
 
 pytestmark = pytest.mark.skipif(launch.has_driver(), reason="only simulated GPUs are this strict")
 NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY

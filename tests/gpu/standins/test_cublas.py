@@ -12,8 +12,8 @@ from cuda.bindings import driver
 from cuda.core import Device
 
 from tests.gpu import launch
-from tests.gpu.kernels import call
-from tests.gpu.test_stand_in_streams import blocks, new_stream
+from tests.gpu.kernels.calls import call
+from tests.gpu.standins.test_streams import blocks, new_stream
 
 pytestmark = pytest.mark.skipif(launch.has_driver(), reason="tests the stand-in itself")
 FLOAT32, FLOAT64, FLOAT16 = 0, 1, 2

@@ -9,14 +9,14 @@ import pytest
 
 import allreduce as ar
 from tests.server.clusters import launch
-from tests.strategies.small_models import data, model_in
+from tests.strategies.parameter_server.small_models import data, model_in
 
 # The chief kills a worker and both servers, each once, and trains to the end.
 KILLS = """
 import os, signal, sys, time
 from pathlib import Path
 import allreduce as ar
-from tests.strategies.small_models import data, model_in, pid_of
+from tests.strategies.parameter_server.small_models import data, model_in, pid_of
 
 ar.set_seed(3)
 strategy = ar.ParameterServerStrategy(
@@ -72,7 +72,7 @@ BACKUPS = """
 import os, signal, sys, time
 from pathlib import Path
 import allreduce as ar
-from tests.strategies.small_models import data, model_in
+from tests.strategies.parameter_server.small_models import data, model_in
 
 folder = Path(sys.argv[1])
 strategy = ar.ParameterServerStrategy(

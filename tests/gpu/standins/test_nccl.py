@@ -18,7 +18,7 @@ from nccl import core
 from nccl.bindings import nccl
 
 from tests.gpu import launch
-from tests.gpu.kernels import call
+from tests.gpu.kernels.calls import call
 
 SIMULATED = pytest.mark.skipif(launch.has_driver(), reason="only simulated GPUs are this strict")
 FLOAT16, FLOAT32, BFLOAT16 = 6, 7, 9

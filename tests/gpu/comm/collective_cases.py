@@ -1,6 +1,6 @@
 """A rank that runs the cases of CPU collectives with its arrays on its GPU.
 
-python -m allreduce.run -n 3 tests/gpu/collective_cases.py CASE…
+python -m allreduce.run -n 3 tests/gpu/comm/collective_cases.py CASE…
 """
 
 from __future__ import annotations

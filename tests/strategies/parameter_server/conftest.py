@@ -10,7 +10,7 @@ import pytest
 
 import allreduce as ar
 from tests.server.clusters import describe
-from tests.strategies.small_models import Worker
+from tests.strategies.parameter_server.small_models import Worker
 
 
 @pytest.fixture

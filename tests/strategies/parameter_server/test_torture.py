@@ -16,7 +16,7 @@ import pytest
 import allreduce as ar
 from allreduce.server.protocol.channel import DEAD_SECONDS
 from tests.harness import ROOT
-from tests.strategies.small_models import data, model_in
+from tests.strategies.parameter_server.small_models import data, model_in
 
 ROUNDS = int(os.environ.get("ROUNDS", "100"))
 DEADLINE = 1800.0
@@ -24,7 +24,7 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 import allreduce as ar
-from tests.strategies.small_models import data, model_in
+from tests.strategies.parameter_server.small_models import data, model_in
 
 ar.set_seed(3)
 folder = Path(sys.argv[2])

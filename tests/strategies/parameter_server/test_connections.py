@@ -20,7 +20,7 @@ from allreduce.server.client import parameter_client
 from allreduce.server.client.parameter_client import connect_all
 from allreduce.server.protocol import connect
 from tests.server.clusters import describe, task_command
-from tests.strategies.small_models import Worker, data, trained, with_averages
+from tests.strategies.parameter_server.small_models import Worker, data, trained, with_averages
 
 
 @pytest.mark.parametrize("staleness", [None, 1])

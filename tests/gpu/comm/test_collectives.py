@@ -14,7 +14,7 @@ import pytest
 import allreduce as ar
 from allreduce.comm import Communicator
 from tests.gpu import launch
-from tests.gpu.collective_cases import OnGpu, run_case
+from tests.gpu.comm.collective_cases import OnGpu, run_case
 from tests.harness import run_threads
 
 RANK = """

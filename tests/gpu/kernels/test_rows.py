@@ -9,7 +9,7 @@ import pytest
 from cuda.bindings import driver
 
 from allreduce import _native
-from tests.gpu.kernels import SUFFIXES, call, module, run
+from tests.gpu.kernels.calls import SUFFIXES, call, module, run
 
 TOLERANCE = {"f32": 3e-6, "f64": 1e-13, "i32": 0, "i64": 0}
 

@@ -62,7 +62,7 @@ import json
 import numpy as np
 import allreduce as ar
 from allreduce import nn
-from tests.nn.test_metric_states import BATCH, CLASSES, FOUR, LABELS, SHARES, evaluated
+from tests.nn.metrics.test_metric_states import BATCH, CLASSES, FOUR, LABELS, SHARES, evaluated
 
 strategy = ar.MultiWorkerMirroredStrategy()
 found = evaluated(strategy)

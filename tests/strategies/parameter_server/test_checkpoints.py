@@ -13,7 +13,13 @@ import allreduce as ar
 from allreduce.errors import UsageError
 from allreduce.parameters import checkpoint
 from tests.server.clusters import describe
-from tests.strategies.small_models import Worker, data, with_averages, with_table, words
+from tests.strategies.parameter_server.small_models import (
+    Worker,
+    data,
+    with_averages,
+    with_table,
+    words,
+)
 
 
 def test_moving_averages_are_in_checkpoints(

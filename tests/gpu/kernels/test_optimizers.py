@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from allreduce import optim
-from tests.gpu.kernels import SUFFIXES, run
+from tests.gpu.kernels.calls import SUFFIXES, run
 
 STEP = 3
 NORMS = 3  # blocks that compute norms

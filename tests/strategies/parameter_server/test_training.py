@@ -11,7 +11,7 @@ import pytest
 import allreduce as ar
 from tests.harness import ROOT
 from tests.server.clusters import launch
-from tests.strategies.small_models import with_table, words
+from tests.strategies.parameter_server.small_models import with_table, words
 
 # Fifty updates of 4 shares, on two ranks of two replicas or by parameter servers; the weights go to
 # a file.
@@ -19,7 +19,7 @@ EQUAL = """
 import sys
 import numpy as np
 import allreduce as ar
-from tests.strategies.small_models import data, model_in
+from tests.strategies.parameter_server.small_models import data, model_in
 
 ar.set_seed(3)
 if "ranks" in sys.argv:
@@ -69,7 +69,7 @@ def test_synchronous_updates_equal_those_of_multi_worker_mirrored_strategy(tmp_p
 # Tables on two servers, dense variables on the workers.
 HYBRID = """
 import allreduce as ar
-from tests.strategies.small_models import with_table, words
+from tests.strategies.parameter_server.small_models import with_table, words
 
 strategy = ar.ParameterServerStrategy(dense="all_reduce", timeout=60)
 x, y = words()

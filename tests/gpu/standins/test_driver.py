@@ -16,7 +16,7 @@ from cuda.core import Device, LaunchConfig, Program, ProgramOptions
 from cuda.core import launch as launch_kernel
 
 from tests.gpu import launch
-from tests.gpu.kernels import call
+from tests.gpu.kernels.calls import call
 from tests.harness import script_of
 
 SIMULATED = pytest.mark.skipif(launch.has_driver(), reason="only a simulated GPU is this strict")
@@ -100,7 +100,7 @@ def test_an_error_of_a_kernel_comes_at_a_later_call() -> None:
         from cuda.bindings import driver
         from cuda.core import Device
 
-        from tests.gpu.test_stand_in_driver import launch_late_error
+        from tests.gpu.standins.test_driver import launch_late_error
 
         Device(0).set_current()
         assert launch_late_error() == driver.CUresult.CUDA_SUCCESS
@@ -130,7 +130,7 @@ def test_a_kernel_that_writes_beyond_its_memory_fails() -> None:
         from cuda.bindings import driver
         from cuda.core import Device
 
-        from tests.gpu.test_stand_in_driver import compiled
+        from tests.gpu.standins.test_driver import compiled
 
         Device(0).set_current()
         _, at = driver.cuMemAlloc(400)

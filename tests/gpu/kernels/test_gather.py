@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.gpu.kernels import CONTIGUOUS, SUFFIXES, run, struct_of
+from tests.gpu.kernels.calls import CONTIGUOUS, SUFFIXES, run, struct_of
 
 INDICES = {"i32": np.int32, "i64": np.int64}
 BYTES = {1: np.uint8, 2: np.uint16, 4: np.float32, 8: np.float64}

@@ -13,7 +13,7 @@ import pytest
 from allreduce.devices.cuda.kernels import rows
 from allreduce.devices.cuda.modules import BLOCK
 from tests.gpu import launch
-from tests.gpu.kernels import SOURCES
+from tests.gpu.kernels.calls import SOURCES
 from tests.harness import script_of
 
 FILES = sorted(SOURCES.glob("*.cu"))

@@ -16,7 +16,14 @@ import allreduce as ar
 from allreduce.errors import MismatchError, UnsupportedError, UsageError
 from allreduce.parameters.arena_store import ArenaStore
 from tests.server.clusters import describe
-from tests.strategies.small_models import Worker, data, trained, with_averages, with_table, words
+from tests.strategies.parameter_server.small_models import (
+    Worker,
+    data,
+    trained,
+    with_averages,
+    with_table,
+    words,
+)
 
 LOSS = "sparse_categorical_crossentropy"
 

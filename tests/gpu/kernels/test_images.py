@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from allreduce.graph.ops.array.windows import Windows
-from tests.gpu.kernels import SUFFIXES, run
+from tests.gpu.kernels.calls import SUFFIXES, run
 
 KINDS = ("f32", "f64")
 TOLERANCE = {"f32": 1e-5, "f64": 1e-12}

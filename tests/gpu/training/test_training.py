@@ -14,7 +14,7 @@ import pytest
 import allreduce as ar
 from tests.gpu import launch
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 TRAIN = """
 import json, sys

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.gpu.kernels import CONTIGUOUS, SUFFIXES, run, struct_of
+from tests.gpu.kernels.calls import CONTIGUOUS, SUFFIXES, run, struct_of
 
 SIZES = (0, 1, 5, 1027)
 UNARY: dict[str, Callable[[Any], Any]] = {

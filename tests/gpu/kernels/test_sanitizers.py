@@ -18,7 +18,7 @@ pytestmark = [
 ]
 LIBRARIES = {"address,undefined": "libasan.so", "thread": "libtsan.so"}
 TESTS = [
-    f"tests/gpu/test_{kernels}.py"
+    f"tests/gpu/kernels/test_{kernels}.py"
     for kernels in ("elementwise", "rows", "optimizers", "gather", "images")
 ]
 
@@ -56,15 +56,15 @@ def launch_wrong(body: str) -> None:
     from cuda.bindings import driver
     from cuda.core import Device, Program, ProgramOptions
 
-    from tests.gpu import kernels
+    from tests.gpu.kernels import calls
 
     Device(0).set_current()
     source = f'extern "C" __global__ void wrong(float* x) {{ {body} }}'
     options = ProgramOptions(arch="sm_80", std="c++17")
     code = Program(source, "c++", options).compile("cubin").code
-    loaded = kernels.call(driver.cuModuleLoadData(code))
-    kernels.module = lambda _: loaded  # type: ignore[assignment]
-    kernels.run("wrong", "wrong", np.zeros(64, np.float32), grid=1, block=64)
+    loaded = calls.call(driver.cuModuleLoadData(code))
+    calls.module = lambda _: loaded  # type: ignore[assignment]
+    calls.run("wrong", "wrong", np.zeros(64, np.float32), grid=1, block=64)
     print("ran")
 
 
