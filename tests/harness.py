@@ -112,7 +112,7 @@ def until_stopped(pid: int, seconds: float = 25) -> None:
     while time.monotonic() < until:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # of a thread that ended
             stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
-            if all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats):
+            if stats and all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats):
                 return
         time.sleep(0.005)
     raise AssertionError(f"process {pid} is not stopped after {seconds} s")

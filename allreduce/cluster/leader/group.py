@@ -32,6 +32,7 @@ class Group:
     reasons: dict[int, str] = field(default_factory=dict)  # the errors by which some of them end
     left: set[int] = field(default_factory=set)  # ranks that left in good order
     ended: dict[int, Member] = field(default_factory=dict)  # processes that ended without joining
+    joining: set[int] = field(default_factory=set)  # connected, have yet to ask for the members
     _members: dict[int, Member] = field(default_factory=dict)
     _send: dict[int, Send] = field(default_factory=dict)  # the members that are connected
     _gone: dict[int, str] = field(default_factory=dict)  # rank → reason, of an assembled group
@@ -78,6 +79,7 @@ class Group:
         """Admit a member that `refusal` accepted."""
         self._members[member.rank] = member
         self._send[member.rank] = send
+        self.joining.add(member.rank)
         if len(self._send) == self.size:
             self.assembled = True
             everyone = self._members_message()
@@ -92,6 +94,7 @@ class Group:
         """
         if self._send.pop(rank, None) is None:
             return
+        self.joining.discard(rank)
         for waiters in (*self._getting.values(), self._assembling):
             waiters -= {waiter for waiter in waiters if waiter[0] == rank}
         if not self.assembled:
@@ -178,6 +181,7 @@ class Group:
         return True
 
     def _assemble(self, rank: int, request: int) -> bool:
+        self.joining.discard(rank)
         if self.assembled:
             self._answer(rank, pb.ToMember(request=request, members=self._members_message()))
             return False

@@ -128,9 +128,9 @@ class Leader:
             self._loop.call_soon_threadsafe(note)
 
     def close(self, drain: float = 0.0) -> None:
-        """Stop, after up to `drain` seconds in which members still send requests.
+        """Stop, after up to `drain` seconds in which members still join or send requests.
 
-        Connected members that send none are computing, or waiting for each other elsewhere, maybe
+        Connected members that do neither are computing, or waiting for each other elsewhere, maybe
         for hours; they do not need the leader.
         """
         self.left = drain > 0
@@ -146,7 +146,10 @@ class Leader:
     def _end(self, drain: float, quiet: float) -> None:
         self.closing = True
         deadline = time.monotonic() + drain
-        while self.attending and time.monotonic() < min(deadline, self.asked + quiet):
+        while self.attending and time.monotonic() < deadline:
+            is_joining = any(group.joining for group in list(self.groups.values()))
+            if not is_joining and time.monotonic() >= self.asked + quiet:
+                break
             time.sleep(_POLL_SECONDS)
         if self._loop is not None and self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # the loop has just ended

@@ -323,6 +323,25 @@ def test_a_host_that_fails_lets_the_others_read_what_stands_for_them(
             ending.result(20)
 
 
+def test_closing_stays_for_a_member_that_has_yet_to_ask_for_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "QUIET_SECONDS", 60)
+    with hosting(2) as leader, ThreadPoolExecutor(2) as pool:
+        joining = pool.submit(meeting(leader.address, 0, 2).join)
+        connection, _ = meeting(leader.address, 1, 2)._connect()
+        joining.result(25).close()
+        wait_until(lambda: leader.attending == 1)
+        leader.asked -= 120  # as if the other one had had no CPU since then
+        closing = pool.submit(leader.close, 60)
+        wait_until(lambda: leader.closing)
+        time.sleep(0.3)  # in which it would end
+        store = LeaderStore(connection, 1, "rank 0", None)
+        assert [member.rank for member in store.assemble(25)] == [0, 1]
+        store.close()
+        closing.result(25)
+
+
 def test_closing_stays_for_members_that_are_still_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "QUIET_SECONDS", 60)
     with hosting(2) as leader:
