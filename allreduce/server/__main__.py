@@ -30,7 +30,7 @@ def serve(
     ] = None,
 ) -> None:
     """Serve one task of a cluster until SIGTERM or Ctrl-C."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # first: others see it serve before we do
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # before others can see it serve
     try:
         server = Server(cluster, job_name, task_index)
     except AllreduceError as error:

@@ -41,7 +41,7 @@ class Child:
     code: int | None = None  # exit code, 128 + n after signal n as in shells; None while it runs
     ending: bool = False  # whether it was asked to end
     task: str = ""  # in a cluster: "worker:0"
-    error: str = ""  # the last one whose traceback it wrote
+    error: str = ""  # the error of the last traceback that it wrote
 
     @property
     def label(self) -> str:

@@ -272,7 +272,7 @@ class Job:
     def _reason(self, child: Child) -> str:
         """Return the end of a line about a rank that has failed: its error, if it is known."""
         reason = self._leader.reason(child.rank) if self._leader is not None else ""
-        if child.code == 1:  # of an uncaught error: a task, or a rank that has not joined
+        if child.code == 1:  # an uncaught error; tasks, and ranks that have not joined, report none
             reason = reason or child.error
         return f": {reason}" if reason else ""
 

@@ -72,7 +72,7 @@ class LogForwarder(logging.Handler):
 
 
 class Relay:
-    """Copies one stream of one rank, line by line, and keeps the error of its last traceback."""
+    """Copies one stream of one rank, line by line, and notes the error of its last traceback."""
 
     def __init__(self, source: int, sink: Sink, child: Child) -> None:
         self._source, self.sink, self._child = source, sink, child

@@ -41,8 +41,8 @@ class LeaderChannel:
         try:
             forks.hold(self)
             stub = leader_pb2_grpc.LeaderStub(self._channel)  # type: ignore[no-untyped-call]
-            # A call that waits has the channel connect again until a connection takes it. To watch
-            # the channel's states would miss some, and may look at a channel after its end.
+            # A call that waits has the channel connect again until a connection takes it. Watching
+            # the channel's states would miss some, and gRPC may look at a channel after its end.
             self._call = stub.Attend(self._requests(), wait_for_ready=True)
             self._reader.start()
         except BaseException:  # Ctrl-C, too: left open, it keeps the interpreter from ending

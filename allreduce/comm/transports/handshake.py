@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from allreduce.cluster.leader.proof import NONCE_BYTES, PROOF_BYTES, digest, nonce, proves
 
 VERSION = 4
-# Unauthenticated connections are dropped after this time. A member of a busy machine may need some
-# seconds, and without its connection the job fails.
+# Unauthenticated connections are dropped after this time. On a busy machine, a member may need some
+# seconds to authenticate, and without its connection the job fails.
 STRANGER_SECONDS = 10.0
 _HEAD = struct.Struct("!16sI")
 _MAGIC = b"allreduce job le"  # the last two letters: numbers in frames are little-endian

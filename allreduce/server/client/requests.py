@@ -108,10 +108,10 @@ class Requests:
 
 
 def raise_failure(about: pb.Description, *notes: str) -> NoReturn:
-    """Raise the error that a task has answered with; a note has `notes`, and the task's traceback.
+    """Raise the error that a task has answered with; `notes` and its traceback become a note.
 
-    A Python error of a user's kernel has the type that it would have in one process, if a text is
-    enough to make it.
+    A Python error of a user's kernel has the type that it would have in one process, if the type
+    can be constructed from a text.
     """
     error = _made(about.error_kind, about.error)
     if notes or about.names:
@@ -127,6 +127,6 @@ def _made(kind: str, text: str) -> Exception:
         return PeerLostError(text)
     found = getattr(builtins, kind, None)
     if isinstance(found, type) and issubclass(found, Exception):
-        with contextlib.suppress(TypeError):  # a UnicodeError is made of more than a text
+        with contextlib.suppress(TypeError):  # a UnicodeDecodeError takes more than a text
             return found(text)
     return RuntimeError(f"{kind}: {text}")

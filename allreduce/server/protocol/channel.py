@@ -282,7 +282,8 @@ class Channel:
         while not self.ended:
             began = time.monotonic()
             time.sleep(BEAT_SECONDS)
-            was_suspended = time.monotonic() - began > 2 * BEAT_SECONDS  # as the other end may be
+            # With this process, the other end may have been suspended, and needs time to send.
+            was_suspended = time.monotonic() - began > 2 * BEAT_SECONDS
             if self._handle is None:
                 self._read_idle()
             if was_suspended or (self._handle is not None and not self._frames.listens):
