@@ -158,17 +158,19 @@ def test_who_keeps_the_store_may_come_late() -> None:
     _check(results[1].stderr, "waiting for rank 0 (process ", " is stopped, by a signal", "group(")
 
 
-def _ends(how: str, transport: str, leaver: int) -> None:
+def _ends(how: str, transport: str, leaver: int, folder: str) -> None:
     import os
     import signal
     import threading
     import time
+    from pathlib import Path
 
     if transport == "hierarchical":
         os.environ["ALLREDUCE_HOST"] = f"host{int(os.environ['ALLREDUCE_RANK']) // 2}"
     import allreduce as ar
 
     comm = ar.init(transport=transport, timeout=50)
+    left, told = Path(folder, "left"), [Path(folder, f"told.{rank}") for rank in range(3)]
     comm.barrier()
     if comm.rank == leaver:
         time.sleep(0.4)
@@ -180,21 +182,27 @@ def _ends(how: str, transport: str, leaver: int) -> None:
             comm.abort("no data")
             time.sleep(3)
         else:
-            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
             try:
+                threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
                 comm.group([0, 1, 2])
             except KeyboardInterrupt:  # and goes on
+                left.touch()
                 time.sleep(3)
         return
-    if how == "interrupted":
-        time.sleep(0.9)
+    began = time.monotonic()
+    while how == "interrupted" and not left.exists():
+        assert time.monotonic() - began < 25, "the first one is not interrupted"
+        time.sleep(0.01)
     began = time.monotonic()
     try:
         comm.group([0, 1, 2])
     except ar.AllreduceError as error:
         print(time.monotonic() - began < 25, type(error).__name__, error, flush=True)
-    if comm.rank == 0:  # who hosts what tells the other
-        time.sleep(1)
+    told[comm.rank].touch()
+    (other,) = (told[rank] for rank in range(3) if rank not in (leaver, comm.rank))
+    while comm.rank == 0 and not other.exists():  # which hosts what tells the other
+        assert time.monotonic() - began < 50, "the other is not told"
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -210,8 +218,10 @@ def _ends(how: str, transport: str, leaver: int) -> None:
         ("interrupted", "hierarchical", 0),
     ],
 )
-def test_why_a_member_does_not_come_is_told(how: str, transport: str, leaver: int) -> None:
-    results = run_ranks(_ends, 3, arguments=(how, transport, leaver))
+def test_why_a_member_does_not_come_is_told(
+    how: str, transport: str, leaver: int, tmp_path: Path
+) -> None:
+    results = run_ranks(_ends, 3, arguments=(how, transport, leaver, str(tmp_path)))
     for rank in {0, 1, 2} - {leaver}:
         said = results[rank].stdout
         assert said.startswith("True "), results
