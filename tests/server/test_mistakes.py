@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -107,12 +108,12 @@ class _OwnError(Exception):
 @pytest.mark.parametrize(
     ("raised", "type_here", "text"),
     [
-        (UsageError("wrong"), UsageError, "/"),
-        (ValueError("wrong"), ValueError, "wrong"),
-        (KeyError("wrong"), KeyError, "'wrong'"),
-        (FileNotFoundError(2, "none", "x.npy"), FileNotFoundError, "[Errno 2] none: 'x.npy'"),
+        (UsageError("wrong"), UsageError, rf"{re.escape(__file__)}:\d+: .*wrong$"),
+        (ValueError("wrong"), ValueError, "wrong$"),
+        (KeyError("wrong"), KeyError, "'wrong'$"),
+        (FileNotFoundError(2, "none", "x.npy"), FileNotFoundError, r"\[Errno 2\] none: 'x.npy'$"),
         (UnicodeEncodeError("ascii", "ä", 0, 1, "no"), RuntimeError, "UnicodeEncodeError: 'ascii"),
-        (_OwnError("wrong"), RuntimeError, "_OwnError: wrong"),
+        (_OwnError("wrong"), RuntimeError, "_OwnError: wrong$"),
     ],
 )
 def test_an_error_in_a_users_kernel_keeps_its_type_and_names_its_line_in_the_task(
@@ -128,7 +129,7 @@ def test_an_error_in_a_users_kernel_keeps_its_type_and_names_its_line_in_the_tas
         with pytest.raises(type_here) as caught:
             session.run(lambda x: operator(x), (X,))
         assert type(caught.value) is type_here
-        assert str(caught.value).startswith(text)
+        assert re.match(text, str(caught.value)), caught.value
         (note,) = caught.value.__notes__
         assert f'{__file__}", line {cpu.__code__.co_firstlineno + 1}, in cpu' in note
 
