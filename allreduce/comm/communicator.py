@@ -488,6 +488,8 @@ class Communicator:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            lifecycle.end_block(self._dispatch.transport, error)
         self._close(drain=error is None)
 
     def _finish(self, collective: str, x: Any, options: Options, out: Any, async_op: bool) -> Any:

@@ -124,9 +124,7 @@ class Watch:
     ) -> None:
         """End the job by an uncaught exception, which `show` prints."""
         try:
-            for each in traces.causes(error):
-                if isinstance(each, AllreduceError):
-                    leave_out_library(each)
+            _leave_out_library(error)
             if isinstance(error, PeerLostError):
                 if self._launched and self._world is not None:  # the launcher waits for this
                     self._world.store.post(VICTIM, b"")
@@ -138,7 +136,7 @@ class Watch:
                 elif self._is_shown(error):
                     _say(f"{self._who} failed with the same {kind.__name__} as another rank")
                 else:
-                    self._note_users_line(error)
+                    self.note_users_line(error)
                     show()
                 self._say_victim(error)
                 self._begin_to_end(1, traces.summary(error))
@@ -150,8 +148,10 @@ class Watch:
         self._begin_to_end(INTERRUPTED, INTERRUPT)
         self._end_within_grace()
 
-    def _note_users_line(self, error: BaseException) -> None:
+    def note_users_line(self, error: BaseException) -> None:
         """Have a traceback end with the rank and the user's line: above are the library's."""
+        if any(note.startswith("[allreduce]") for note in getattr(error, "__notes__", ())):
+            return  # a `with` block has ended with it
         ranks = self._world is None or self._world.size > 1
         line = traces.users_line(error, source=True)
         if line is not None and (ranks or traces.ends_in_library(error)):
@@ -301,6 +301,22 @@ def note_failure(elsewhere: bool) -> None:
     """
     for watch in list(_watches):
         watch.note_failure(elsewhere)
+
+
+def prepare(error: BaseException) -> None:
+    """Have the traceback of an error that may end this program show the user's lines.
+
+    The hooks do that of an uncaught one, but are undone by then if it closes the last communicator.
+    """
+    _leave_out_library(error)
+    if _watches and not isinstance(error, KeyboardInterrupt):
+        _watches[-1].note_users_line(error)
+
+
+def _leave_out_library(error: BaseException) -> None:
+    for each in traces.causes(error):
+        if isinstance(each, AllreduceError):
+            leave_out_library(each)
 
 
 def failure() -> str:

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 from allreduce.cluster import failure
 from allreduce.cluster.process import exit_hooks
+from allreduce.cluster.process.traces import summary
 from allreduce.comm.core.transport import DeviceTransport, Transport
+from allreduce.errors import is_interrupt
 
 # By id. Listing the references is atomic in the interpreter, so other threads may open and free
 # communicators meanwhile; iterating over a WeakSet is not.
@@ -45,6 +47,16 @@ def _abort_all(reason: str) -> None:
 
 
 exit_hooks.on_failure(_abort_all)
+
+
+def end_block(transport: Transport, error: BaseException) -> None:
+    """Send the peers the error by which a `with` block of a communicator ends."""
+    if not isinstance(error, Exception | KeyboardInterrupt):  # sys.exit(0) is none
+        return
+    exit_hooks.prepare(error)  # nobody does once the last communicator is closed
+    if not transport.dead:
+        reason = f"its `with` block ended with {summary(error)}"
+        transport.abort(reason, interrupted=is_interrupt(error))
 
 
 def drain_devices(transports: Sequence[Transport]) -> None:

@@ -203,6 +203,51 @@ def test_an_error_that_ends_a_rank_is_told_to_the_others() -> None:
     assert mistake in said
 
 
+def _raises_in_a_block() -> None:
+    import numpy as np
+
+    import allreduce as ar
+
+    with ar.init() as comm:
+        for step in range(100):
+            if comm.rank == 1 and step == 50:
+                raise ValueError("no such file")
+            comm.all_reduce(np.ones(5), op="sum")
+
+
+def test_an_error_that_ends_a_block_is_told_to_the_others() -> None:
+    first, second = run_ranks(_raises_in_a_block, 2)
+    assert (first.returncode, second.returncode) == (1, 1)
+    assert "[allreduce] rank 1 failed at " in second.stderr
+    said, place = first.stderr.splitlines()[-2:]
+    assert "dispatch.py" not in first.stderr  # the traceback ends with the user's line
+    assert "rank 1 aborted the communicator: its `with` block ended with ValueError: no" in said
+    assert place.startswith("[allreduce] rank 0 stopped at ")
+
+
+def _goes_on_after_a_block() -> None:
+    import numpy as np
+
+    import allreduce as ar
+
+    try:
+        with ar.init() as comm:
+            if comm.rank == 1:
+                raise ValueError("no such file")
+            comm.barrier()
+    except (ValueError, ar.PeerLostError) as error:
+        print(type(error).__name__)
+    with ar.init() as comm:
+        print(comm.all_reduce(np.ones(1)))
+
+
+def test_programs_may_join_again_after_a_block_that_ended_with_an_error() -> None:
+    first, second = run_ranks(_goes_on_after_a_block, 2)
+    assert (first.returncode, second.returncode) == (0, 0), (first, second)
+    assert first.stdout.split() == ["PeerLostError", "[2.]"]
+    assert second.stdout.split() == ["ValueError", "[2.]"]
+
+
 def _exits_with_a_text() -> None:
     import sys
 
