@@ -90,3 +90,12 @@ def unresolved(address: str) -> str:
     except OSError as error:
         return f"{host} cannot be resolved: {error.strerror}"
     return ""
+
+
+def unanswered(address: str, who: str) -> str:
+    """Say why `who` has not answered at `host:port`."""
+    try:
+        socket.create_connection(split(address), timeout=1).close()
+    except OSError:
+        return unresolved(address) or f"no {who} answers at {address}"
+    return f"the program that listens at {address} does not answer as a {who} does"

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from allreduce.cluster.host.address import unresolved
+from allreduce.cluster.host.address import unanswered
 from allreduce.cluster.leader import leader_pb2 as pb
 from allreduce.cluster.leader.rpc import BEAT_SECONDS, CHANNEL_OPTIONS, LEFT, grpc, leader_pb2_grpc
 from allreduce.cluster.process import forks
@@ -65,8 +65,7 @@ class LeaderChannel:
         try:
             message = self._greetings.get(timeout=patience)
         except queue.Empty:
-            why = unresolved(self.address) or f"no leader answers at {self.address}"
-            raise ConnectionError(why) from None
+            raise ConnectionError(unanswered(self.address, "leader")) from None
         if message is None:
             raise ConnectionError(self.broken)
         forks.hold(self)  # again: the name may not have resolved before

@@ -81,6 +81,14 @@ def test_a_leader_that_takes_the_call_and_closes_is_noticed_at_once() -> None:
         listener.shutdown(socket.SHUT_RDWR)
 
 
+def test_another_program_at_the_address_is_told_from_none() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        channel = LeaderChannel(f"127.0.0.1:{other.getsockname()[1]}", 20)
+        with pytest.raises(ConnectionError, match="does not answer as a leader does"):
+            channel.greeting(0.5)
+        channel.abort()
+
+
 def test_a_member_that_gives_up_leaves_no_threads() -> None:
     before = set(threading.enumerate())
     channel = LeaderChannel(f"127.0.0.1:{free_port()}", 20)
