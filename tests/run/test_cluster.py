@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.cluster.processes import free_address, run, running
 from tests.harness import ROOT
 from tests.run.launches import LAUNCH
 
+ENDED = "ended with exit code 0 before the tasks that it serves"
 PROGRAM = """
 import os, sys, time
 import numpy as np
@@ -154,7 +156,7 @@ def test_the_example_trains(tmp_path: Path) -> None:
 
 
 RESTARTED_PS = """
-import os, time
+import os, sys, time
 import numpy as np
 import allreduce as ar
 from allreduce.errors import PeerLostError
@@ -171,8 +173,8 @@ with ar.Session(server.target, timeout=60) as session:
     session.run(step)
     for child in os.popen(f"ps -o pid= -o args= --ppid {os.getppid()}").read().splitlines():
         if "allreduce.server" in child:
-            os.kill(int(child.split()[0]), 9)
-    for _ in range(100):
+            os.kill(int(child.split()[0]), int(sys.argv[1]))
+    for _ in range(300):
         try:
             session.run(step)
         except PeerLostError as error:
@@ -185,13 +187,56 @@ server.close()
 """
 
 
-def test_a_ps_that_is_killed_is_started_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda each: each.name)
+def test_a_ps_that_ends_early_is_started_again(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "program.py"
     script.write_text(RESTARTED_PS)
     command = [*LAUNCH, "--cluster", "ps=1,worker=1", "--restarts", "1", str(script)]
-    result = run(command, deadline=90)
+    result = run([*command, str(int(number))], deadline=110)
     assert result.code == 0, result.err
     assert "[worker:0] value [60.0, 70.0]" in result.out
-    assert "ps:0" in result.err
-    assert "starting it again" in result.err
+    ends = {
+        signal.SIGKILL: "was killed by SIGKILL",
+        signal.SIGTERM: ENDED,
+    }
+    assert f"{ends[number]}; starting it again" in result.err
     assert "/job:ps/task:0 is back after a restart" in result.err
+
+
+# Worker 0 asks the server to end, and returns when the launcher has noticed the end.
+ENDED_PS = """
+import json, os, signal, socket, sys, time
+
+if os.environ["ALLREDUCE_TASK"] == "worker:1":
+    sys.exit(7)
+address, port = json.loads(os.environ["ALLREDUCE_CLUSTER"])["ps"]["0"].split(":")
+while socket.socket().connect_ex((address, int(port))) or not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+children = os.popen(f"ps -o pid= -o args= --ppid {os.getppid()}").read().splitlines()
+(server,) = [int(each.split()[0]) for each in children if "allreduce.server" in each]
+os.kill(server, signal.SIGTERM)
+while os.path.exists(f"/proc/{server}"):
+    time.sleep(0.05)
+"""
+
+
+def test_a_ps_that_ends_before_the_program_ends_the_cluster_and_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(ENDED_PS)
+    command = [*LAUNCH, "--cluster", "ps=1,worker=1", str(script), str(tmp_path)]
+    result = run(command, deadline=90)
+    assert result.code == 1, result
+    assert f"{ENDED}; ending the other 1" in result.err
+    assert result.err.splitlines()[-1] == f"[allreduce.run] the job ended because ps:0 {ENDED}"
+
+
+def test_a_ps_is_named_though_a_worker_that_has_lost_it_ended_first(tmp_path: Path) -> None:
+    script, gate = tmp_path / "program.py", tmp_path / "gate"
+    script.write_text(ENDED_PS)
+    command = [*LAUNCH, "--cluster", "ps=1,worker=2", "--grace", "90", str(script), str(gate)]
+    with running(command) as process:
+        process.error_line("failed with exit code 7; ending the other 2")
+        gate.touch()
+        result = process.finish(90)
+    assert result.code == 1, result
+    assert result.err.splitlines()[-1] == f"[allreduce.run] the job ended because ps:0 {ENDED}"

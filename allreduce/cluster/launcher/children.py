@@ -41,6 +41,7 @@ class Child:
     code: int | None = None  # exit code, 128 + n after signal n as in shells; None while it runs
     ending: bool = False  # whether it was asked to end
     task: str = ""  # in a cluster: "worker:0"
+    serves: bool = False  # whether it runs until it is asked to end
     error: str = ""  # the error of the last traceback that it wrote
 
     @property
@@ -80,11 +81,18 @@ class Child:
         return process_state(self.pid).endswith(STATES["t"])
 
     @property
+    def failed(self) -> bool:
+        """Whether it has ended with an error or, if it serves others, before it was asked to."""
+        return self.code is not None and not self.ending and (self.code != 0 or self.serves)
+
+    @property
     def exit_text(self) -> str:
         """How it ended, for messages."""
         code = self.code
         if code is None:
             return "was lost to the others, and has not ended"
+        if code == 0 and self.serves:
+            return "ended with exit code 0 before the tasks that it serves"
         if code == 0:
             return "ended with exit code 0, but without leaving the job"
         if code == INTERRUPTED:

@@ -68,20 +68,23 @@ class ClusterJob(Job):
         name = f"{job}:{task}"
         own = {"CLUSTER": self._cluster.as_json(), "TASK": name, **self._common}
         child = spawn(rank, command, environment(own))
-        child.task = name
+        child.task, child.serves = name, job in SERVING
         return child
 
     def _host(self) -> bytes:
         return NO_LEADER  # tasks find each other by their addresses
 
     def _note_end(self, child: Child) -> None:
-        if child.code and not child.ending and self._restarts > 0 and self._stop is None:
+        if child.failed and self._restarts > 0 and self._stop is None:
             self._finish_output(child)
             self._restart(child)
             return
+        culprit = self._culprit
+        if child.failed and child.serves and culprit is not None and not culprit.serves:
+            # A server closes its connections before its process ends, so workers may end first.
+            self._culprit = child
         super()._note_end(child)
-        workers = [each for each in self._children if self._tasks[each.rank][0] not in SERVING]
-        if all(each.code is not None for each in workers):
+        if all(each.code is not None for each in self._children if not each.serves):
             for each in self._children:
                 each.end()
             self._end_after(self._grace)

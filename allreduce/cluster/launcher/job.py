@@ -70,7 +70,7 @@ class Job:
         self._stop: signal.Signals | None = None
         self._ending = False  # whether ranks will be killed after the grace period
         self._unread = False  # whether all have ended and only output is left
-        self._failed: list[Child] = []  # ranks that ended with an error, in order
+        self._failed: list[Child] = []  # ranks that failed, in order
         self._known = 0.0  # when the leader will know whose connection broke
         self._culprit: Child | None = None  # the rank that was reported
         self._buried = False  # whether other ranks may have written after that report
@@ -165,7 +165,7 @@ class Job:
             if self._leader is not None:
                 self._leader.end(child.rank, child.pid)
             self._waited_for = True
-        if child.code and not child.ending:
+        if child.failed:
             if not self._failed and self._stop is None:
                 self._end_after(self._grace)
                 self._known = self._after(_BLAME_SECONDS if self._leader else 0.0, self._blame)
@@ -376,7 +376,7 @@ class Job:
         if self._stop is not None and any(child.code for child in self._children):
             return 128 + self._stop
         failed = [child for child in self._failed if child is self._culprit] or self._failed
-        return (failed[0].code or 0) if failed else 0
+        return (failed[0].code or 1) if failed else 0
 
 
 def line(text: str) -> bytes:
