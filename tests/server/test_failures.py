@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,15 @@ import numpy as np
 import pytest
 
 import allreduce as ar
+from allreduce.cluster.host.address import split
+from allreduce.cluster.spec import ClusterSpec
 from allreduce.devices import DeviceName, logical_devices
 from allreduce.errors import PeerLostError, TimeoutError, UnsupportedError, UsageError
 from allreduce.graph.core import op_table
 from allreduce.server.task import worker
 from allreduce.server.task.rendezvous import RemoteRendezvous
 from tests.cluster.processes import wait_until
-from tests.harness import free_port
+from tests.harness import ROOT, free_port
 from tests.server.clusters import describe, serving
 
 X = np.ones((4, 2), np.float32)
@@ -95,6 +99,53 @@ def test_a_closed_server_leaves_no_threads_of_grpc() -> None:
     for each in threads:
         each.join(25)
         assert not each.is_alive()
+
+
+@contextlib.contextmanager
+def absent(spec: ClusterSpec) -> Iterator[Callable[[], None]]:
+    """Listen in the place of `ps`; the result returns once a task has looked for it there."""
+    with socket.create_server(split(spec.address("ps", 0))) as listener:
+        listener.settimeout(60)
+
+        def await_search() -> None:
+            listener.accept()[0].close()
+            listener.close()  # from now on connections are refused
+
+        yield await_search
+
+
+def test_ctrl_c_ends_a_process_whose_server_waits_for_a_task(tmp_path: Path) -> None:
+    spec = describe({"worker": 1, "ps": 1})
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import signal\n"
+        "import numpy as np\n"
+        "import allreduce as ar\n"
+        "from tests.server.test_failures import use_ps\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"server = ar.Server({spec.as_dict()!r}, 'worker', 0)\n"
+        "ar.Session(server.target, timeout=300).run(use_ps, (np.ones(2, np.float32),))\n"
+    )
+    with absent(spec) as await_search:
+        process = subprocess.Popen(
+            [sys.executable, str(program)],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        try:
+            await_search()
+            process.send_signal(signal.SIGINT)
+            _, error = process.communicate(timeout=60)
+        finally:
+            process.kill()
+            process.communicate()
+    assert process.returncode == -signal.SIGINT, error
+
+
+def use_ps(x: ar.Tensor) -> Any:
+    with ar.device(PS):
+        return x * 2.0
 
 
 def test_steps_of_several_clients_overlap(gate: Gate) -> None:

@@ -64,6 +64,7 @@ class Connections:
         self._secret, self._handle, self._on_lost = secret, handle, lost
         self.mpi = MpiMessages() if settings.load().transport == "mpi" else None
         self.closed = threading.Event()
+        self._waiting_ended = threading.Event()
         self._peers: dict[str, Peer] = {}
         self._channels: dict[str, tuple[Channel, int]] = {}  # by task, with its generation
         self._inbound: set[Channel] = set()
@@ -89,6 +90,14 @@ class Connections:
                 target=self._accept, args=(listener,), name="allreduce-server", daemon=True
             ).start()
 
+    def end_waiting(self) -> None:
+        """End all waiting for tasks, with an error; data connections stay."""
+        self._waiting_ended.set()
+        with self._connecting:
+            peers = list(self._peers.values())
+        for peer in peers:
+            peer.close()
+
     def close(self, *, in_order: bool = True) -> None:
         """Close all connections; `in_order` tells the other ends that this task has not failed."""
         self.closed.set()
@@ -98,15 +107,13 @@ class Connections:
             listener.close()
         with self._connecting:
             channels = [each for each, _ in self._channels.values()] + [*self._inbound]
-            peers = list(self._peers.values())
         # Without the lock, which steps that end now may need.
         for channel in channels:
             if in_order:
                 channel.leave()
             else:
                 channel.end("this task has failed")
-        for peer in peers:
-            peer.close()
+        self.end_waiting()
 
     def has(self, task: DeviceName) -> bool:
         """Whether the cluster has a task."""
@@ -151,7 +158,7 @@ class Connections:
         with self._connecting:
             peer = self._peers.get(address)
         if peer is None:
-            peer = Peer(address, self._secret, timeout, task_name(task), self.closed)
+            peer = Peer(address, self._secret, timeout, task_name(task), self._waiting_ended)
             with self._connecting:
                 self._peers[address] = peer
         else:

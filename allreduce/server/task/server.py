@@ -7,7 +7,9 @@ import contextlib
 import json
 import secrets
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -89,6 +91,7 @@ class Server(Refusing):
         self._grpc = self._serve(address)
         self.connections.start()
         atexit.register(self._exit)
+        _end_waiting_at_exit(self.connections)
         logger.info("[server] %s serves at %s", self.name, address)
 
     def join(self, task: str | None = None) -> None:
@@ -245,6 +248,21 @@ _ANSWERS: Mapping[int, Callable[[Server, str, Frame, Sequence[np.ndarray]], _Rep
     pb.TASKS: Server._list,
     pb.CALL: Server._call,
 }
+
+
+def _end_waiting_at_exit(connections: Connections) -> None:
+    """End waiting for tasks when the process exits.
+
+    Python joins the threads of pools, gRPC's among them, before it calls `atexit` functions. Only
+    functions registered here run earlier.
+    """
+    end = weakref.WeakMethod(connections.end_waiting)  # a closed server can be collected
+
+    def run() -> None:
+        if (found := end()) is not None:
+            found()
+
+    threading._register_atexit(run)  # type: ignore[attr-defined]  # concurrent.futures uses it
 
 
 def _own(cluster: Any, job: str | None, number: int | None) -> tuple[ClusterSpec, str, int]:
