@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import socket
 
@@ -90,6 +91,20 @@ def unresolved(address: str) -> str:
     except OSError as error:
         return f"{host} cannot be resolved: {error.strerror}"
     return ""
+
+
+def unbound(address: str) -> str:
+    """Say why no server can listen at `host:port`: gRPC's errors do not."""
+    if why := unresolved(address):
+        return why
+    family, kind, _, _, where = socket.getaddrinfo(*split(address), type=socket.SOCK_STREAM)[0]
+    try:
+        with socket.socket(family, kind) as probe:
+            probe.bind(where)
+    except OSError as error:
+        if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+            return str(error.strerror)
+    return "the address is in use, or not of this machine"
 
 
 def unanswered(address: str, who: str) -> str:

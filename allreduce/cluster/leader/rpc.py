@@ -6,8 +6,8 @@ from allreduce.importing import variables
 
 # gRPC reads it once for the whole process. With its fork support and an open connection a fork may
 # never return (gRPC 1.85). A program that has imported gRPC before has its own choice.
-# Its own log would tell of every connection that ends.
-with variables({"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "ERROR"}):
+# Its own log would tell of every connection that ends, and repeat what our errors say.
+with variables({"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE"}):
     import grpc
     import grpc.aio
 

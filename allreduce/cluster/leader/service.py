@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from allreduce.cluster.host import limits
-from allreduce.cluster.host.address import check_loopback, check_secret, unresolved
+from allreduce.cluster.host.address import check_loopback, check_secret, unbound
 from allreduce.cluster.leader.group import Group
 from allreduce.cluster.leader.rpc import (
     LEFT,
@@ -170,8 +170,7 @@ class Leader:
         try:
             port = server.add_insecure_port(self.address)
         except RuntimeError:  # gRPC's text explains how to debug gRPC, not the cause
-            why = unresolved(self.address) or "the address is in use, or not of this machine"
-            raise OSError(why) from None
+            raise OSError(unbound(self.address)) from None
         self.address = f"{self.address.rpartition(':')[0]}:{port}"
         await server.start()
         self._started.put(None)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from allreduce import settings
-from allreduce.cluster.host.address import is_loopback, split
+from allreduce.cluster.host.address import is_loopback, split, unbound
 from allreduce.cluster.leader.rpc import grpc
 from allreduce.cluster.spec import ClusterSpec, own_task, parse_task
 from allreduce.devices.integers import integer
@@ -179,10 +179,7 @@ class Server(Refusing):
             bound = 0
         if not bound:
             self.connections.close()
-            raise JoinError(
-                f"[server] {self.name} cannot listen at {address}: another process does, or the "
-                "address is not this host's"
-            )
+            raise JoinError(f"[server] {self.name} cannot listen at {address}: {unbound(address)}")
         made.start()
         return made
 

@@ -376,6 +376,8 @@ def test_a_task_by_itself_ends_at_sigterm_and_says_what_is_wrong() -> None:
         _, said = tasks["second"].communicate(timeout=60)
         assert tasks["second"].returncode == 1
         assert "cannot listen at" in said.splitlines()[-1]
+        assert "the address is in use" in said.splitlines()[-1]
+        assert "Failed to add port" not in said  # gRPC's own line
         tasks["worker:0"].terminate()
         tasks["worker:0"].communicate(timeout=25)
         assert tasks["worker:0"].returncode == 0
