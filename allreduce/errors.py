@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TypeVar
 
-_LIBRARIES = frozenset((__name__.partition(".")[0], "numpy"))
+_LIBRARIES = frozenset((__name__.partition(".")[0], "numpy", "grpc"))
 _STANDARD = (os.path.dirname(os.__file__), "<frozen ")  # where Python's own files are
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 
@@ -130,7 +130,7 @@ def is_user_code(frame: FrameType) -> bool:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    """Return whether a frame is of this library, NumPy or Python's own."""
+    """Return whether a frame is of this library, NumPy, gRPC or Python's own."""
     module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
     if module in sys.stdlib_module_names:  # else a package of the user's of the same name
         return frame.f_code.co_filename.startswith(_STANDARD)

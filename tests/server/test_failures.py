@@ -24,6 +24,7 @@ from allreduce.cluster.spec import ClusterSpec
 from allreduce.devices import DeviceName, logical_devices
 from allreduce.errors import PeerLostError, TimeoutError, UnsupportedError, UsageError
 from allreduce.graph.core import op_table
+from allreduce.server.protocol.connect import Peer
 from allreduce.server.task import worker
 from allreduce.server.task.rendezvous import RemoteRendezvous
 from tests.cluster.processes import wait_until
@@ -141,6 +142,19 @@ def test_ctrl_c_ends_a_process_whose_server_waits_for_a_task(tmp_path: Path) -> 
             process.kill()
             process.communicate()
     assert process.returncode == -signal.SIGINT, error
+    assert "program.py" in error
+    assert "session.py" not in error
+    assert "_channel.py" not in error  # gRPC's
+
+
+def test_ctrl_c_while_a_task_is_missing_shows_no_error_of_grpc() -> None:
+    class Interrupted(threading.Event):
+        def wait(self, _: float | None = None) -> bool:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        Peer(f"127.0.0.1:{free_port()}", b"", 60, closed=Interrupted())
+    assert caught.value.__context__ is None
 
 
 def use_ps(x: ar.Tensor) -> Any:

@@ -124,7 +124,7 @@ class Peer:
                         f"[server] {who} at {self.address} within {timeout:g} s "
                         f"({error.details()}); start it, or check the cluster's addresses"
                     ) from None
-                self._closed.wait(_RETRY_SECONDS)
+            self._closed.wait(_RETRY_SECONDS)  # not above: Ctrl-C here has no error before it
         nonces = own + reply.nonce
         if not proves(reply.proof, digest(self._secret, b"server", nonces)):
             raise JoinError(

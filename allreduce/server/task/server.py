@@ -27,7 +27,7 @@ from allreduce.errors import JoinError, PeerLostError, TimeoutError, Unsupported
 from allreduce.events import logger
 from allreduce.graph.core.host_future import Output
 from allreduce.graph.partition.tasks import task_name
-from allreduce.keywords import Refusing
+from allreduce.keywords import Refusing, explain
 from allreduce.parameters.service import ParameterService
 from allreduce.server.protocol import task_pb2 as pb
 from allreduce.server.protocol import task_pb2_grpc
@@ -94,6 +94,7 @@ class Server(Refusing):
         _end_waiting_at_exit(self.connections)
         logger.info("[server] %s serves at %s", self.name, address)
 
+    @explain()
     def join(self, task: str | None = None) -> None:
         """Block until `close()` is called, or until another task has ended.
 
@@ -128,16 +129,17 @@ class Server(Refusing):
             try:
                 return self.connections.connect(task, _POLL_SECONDS)[0]
             except PeerLostError as error:
-                if self.connections.others_say_left(task):
-                    return None
-                if self.connections.has_client(task):  # a worker's strategy, without a server
-                    deadline = time.monotonic() + timeout
-                if time.monotonic() > deadline:
-                    what = "come back" if self.connections.has_been_up(task) else "come up"
-                    raise TimeoutError(
-                        f"[server] {name} has not {what} within {timeout:g} s; start it again, or "
-                        f"end this task ({error})"
-                    ) from error
+                lost = error
+            if self.connections.others_say_left(task):
+                return None
+            if self.connections.has_client(task):  # a worker's strategy, without a server
+                deadline = time.monotonic() + timeout
+            if time.monotonic() > deadline:
+                what = "come back" if self.connections.has_been_up(task) else "come up"
+                raise TimeoutError(
+                    f"[server] {name} has not {what} within {timeout:g} s; start it again, or "
+                    f"end this task ({lost})"
+                ) from lost
             self.connections.closed.wait(_POLL_SECONDS / 10)
         return None
 
