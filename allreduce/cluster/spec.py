@@ -154,7 +154,7 @@ def parse_task(text: str) -> tuple[str, int]:
     Raises:
         UsageError: It has another form.
     """
-    found = _TASK.fullmatch(text)
+    found = _TASK.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         raise UsageError(f"{text!r} names no task; expected a name such as 'worker:1'")
     return found[1], int(found[2] or 0)

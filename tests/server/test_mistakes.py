@@ -72,6 +72,22 @@ def test_addresses_and_numbers_that_no_task_can_have_are_named() -> None:
         ar.Session("grpc://127.0.0.1:2222", secret=5)  # type: ignore[arg-type]
 
 
+def test_arguments_of_another_kind_are_named() -> None:
+    with ar.device("/job:worker/task:0/cpu:0"):
+        w = ar.Variable(np.ones(2, np.float32), name="w")
+    with serving(worker=1) as (server,), ar.Session(server.target, timeout=60) as session:
+        with pytest.raises(UsageError, match=r"session\.run takes a function, not int 3"):
+            session.run(3)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=r"_on_ps\(\) missing 1 required .* 'x'"):
+            session.run(_on_ps)
+        with pytest.raises(UsageError, match="cannot make a tensor of str 'a'; it takes numbers"):
+            session.assign(w, "a")
+        session.assign(w, [3, 4])
+        np.testing.assert_array_equal(session.read(w), [3, 4])
+        with pytest.raises(UsageError, match="3 names no task; expected a name such as"):
+            server.join(3)  # type: ignore[arg-type]
+
+
 def test_an_operator_that_the_task_does_not_know_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(op_table, "_TABLE", dict(op_table._TABLE))
 

@@ -30,10 +30,12 @@ from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.tensor import ConcreteTensor
 from allreduce.graph.passes.prune import prune
 from allreduce.graph.trace import output_structure
+from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.graph.trace.output_structure import OutputStructure
 from allreduce.graph.trace.signature import Arguments, take_apart
 from allreduce.graph.trace.trace import HOST, Trace, check_outside, recording
 from allreduce.graph.trace.variable import Variable
+from allreduce.graph.update.program_check import call
 from allreduce.graph.update.update import UpdateRule
 from allreduce.keywords import Refusing, explain
 from allreduce.server.client.requests import Requests, raise_failure
@@ -170,9 +172,14 @@ class Session(Refusing):
             PeerLostError: A task was lost.
             TimeoutError: A task is not up, or has not answered in time.
             DeviceError: The cluster has no such task or device.
+            UsageError: The arguments do not fit the function's parameters.
             Exception: The error of an operator, with the task's traceback as a note.
         """
         check_outside("session.run", "call the function itself there")
+        if not callable(fn):
+            raise UsageError(
+                f"{users_line()}: session.run takes a function, not {type(fn).__name__} {fn!r:.60}"
+            )
         if not isinstance(args, list | tuple):
             raise UsageError(
                 f"{users_line()}: session.run takes the arguments as a tuple, args=(x,), not as "
@@ -184,8 +191,7 @@ class Session(Refusing):
             function = self._functions.get(plain)
             if function is None:
                 function = self._functions[plain] = _Function()
-            call = tuple(args), dict(kwargs or {})
-            arguments = take_apart(call, 1, function.like)
+            arguments = take_apart((tuple(args), dict(kwargs or {})), 1, function.like)
             if function.like is None or function.like.key is not arguments.key:
                 function.like = arguments.without_values()
             function.steps += 1
@@ -207,14 +213,15 @@ class Session(Refusing):
         request = Frame(pb.READ, pb.Description(names=[variable.name]))
         return self._ask(task, request)[1][0]
 
+    @explain()
     def assign(self, variable: Variable, value: Any) -> None:
         """Set a variable's value on its task, which creates it if it has none.
 
         Raises:
-            UsageError: The value has another shape than the variable.
+            UsageError: The value has another shape than the variable, or is not numeric.
         """
         task = self._task_of(variable)
-        array = np.asarray(value, variable.dtype)
+        array = np.asarray(as_tensor(value), variable.dtype)
         if array.shape != variable.shape:
             raise UsageError(
                 f"{users_line()}: variable {variable.name!r} has shape {variable.shape}; a value "
@@ -435,7 +442,7 @@ def _trace(fn: Callable[..., Any], arguments: Arguments) -> tuple[Graph, OutputS
     trace = Trace(1)
     with recording(trace):
         args, kwargs = arguments.placeholders(trace)
-        returned, outputs = output_structure.take_apart(fn(*args, **kwargs))
+        returned, outputs = output_structure.take_apart(call(fn, args, kwargs))
     return prune(trace.finish(outputs)), returned
 
 
