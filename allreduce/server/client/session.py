@@ -203,6 +203,7 @@ class Session(Refusing):
             results = self._step(program, arguments, function.steps)
         return program.returned.rebuild(iter(results))
 
+    @explain()
     def read(self, variable: Variable) -> np.ndarray:
         """Return a copy of a variable's value on its task.
 
@@ -230,6 +231,7 @@ class Session(Refusing):
         self._ask(task, Frame(pb.ASSIGN, pb.Description(names=[variable.name])), [array])
         self._created[variable.name] = task
 
+    @explain()
     def tasks(self) -> dict[str, bool]:
         """Return for each task of the cluster whether it answers the master.
 
