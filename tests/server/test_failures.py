@@ -104,7 +104,7 @@ def test_a_closed_server_leaves_no_threads_of_grpc() -> None:
 
 @contextlib.contextmanager
 def absent(spec: ClusterSpec) -> Iterator[Callable[[], None]]:
-    """Listen in the place of `ps`; the result returns once a task has looked for it there."""
+    """Listen at the address of `ps`; the function that it yields waits until a task connects."""
     with socket.create_server(split(spec.address("ps", 0))) as listener:
         listener.settimeout(60)
 
